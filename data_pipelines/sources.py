@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxagent.config import ConfigError, EnvConfig, SourceConfig
 from jaxagent.config.parse import to_dict
@@ -13,12 +13,14 @@ from jaxagent.config.ranges import NonNegativeInt, PositiveInt, ZeroToOne
 from jaxagent.data.dataset import Files, Generated
 from jaxagent.data_pipelines.environment_tasks import Puzzles, Rows, Seeds, ServerTasks, SiteTasks, environment_of
 from jaxagent.envs.agentflow.environment import AgentFlow
+from jaxagent.envs.browser.environment import Browser
 from jaxagent.envs.coding.environment import Coding
 from jaxagent.envs.memagent.environment import MemAgent
 from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
 from jaxagent.envs.search.environment import Search
+from jaxagent.envs.speedup.environment import Speedup
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
@@ -321,6 +323,55 @@ class TauStore(Generated):
         make.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class WebShopGoals(Generated):
+    """What is to be bought in generated web shops; see web_shop.py."""
+
+    num_tasks: PositiveInt = 4_000  # training and held-out together
+    scale: Literal["compact", "full"] = "compact"  # of the shops
+    num_demonstrations: NonNegativeInt = 10_000
+    num_curriculum: NonNegativeInt = 6_000  # single turns of right demonstrations
+    hasty_frac: ZeroToOne = 0.6  # of demonstrations, what takes the first result: what RL has to unlearn
+    careless_frac: ZeroToOne = 0.45  # of demonstrations, what leaves the options as they are: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """The browser shows what the demonstrations show where its other settings leave a page whole."""
+        environment_of(env, Browser, self)
+        return dict(
+            num=self.num_tasks,
+            seed=seed,
+            scale=self.scale,
+            num_demonstrations=self.num_demonstrations,
+            num_curriculum=self.num_curriculum,
+            flawed_frac={"looks": self.hasty_frac, "chooses": self.careless_frac},
+        )
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import web_shop
+
+        web_shop.write(folder, **self.settings(seed, env))
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedupTasks(Generated):
+    """Functions to make faster, for the environment `speedup`; see speedup_tasks.py."""
+
+    families: Literal["folds", "all"] = "folds"
+    num_demonstrations: NonNegativeInt = 6_000  # of folds
+    slow_frac: ZeroToOne = 0.8  # of demonstrations, what is content with a loop: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Programs are written as the environment's policy writes."""
+        return dataclasses.asdict(self) | {"seed": seed, "style": environment_of(env, Speedup, self).format}
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import speedup_tasks
+
+        speedup_tasks.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -339,4 +390,6 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "tool_calls": ToolCallTasks,
     "text_worlds": TextWorlds,
     "tau_store": TauStore,
+    "web_shop": WebShopGoals,
+    "speedup_tasks": SpeedupTasks,
 }

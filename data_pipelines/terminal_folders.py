@@ -6,6 +6,7 @@
 OUT/ID              a task in the published format (task.toml 1.4): one step whose workdir/setup.sh brings the initial
                     state about, so that all tasks share one image, IMAGE
 OUT/full.jsonl      demonstrations for a warm start; none has the instruction of a task in OUT
+OUT/tokenizer       of 1,024 tokens, trained on what occurs in the demonstrations
 
 Tasks whose test looks at processes are left out: Harbor has no word for what setup started.
 """
@@ -21,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxagent.config.command import amount, count, exit_code, part
+from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.data_pipelines import generated, terminal
 from jaxagent.data_pipelines.terminal_demonstrations import demonstrations
 from jaxagent.envs.terminal import dialogue
+from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.terminal.rows import KEY, LIMITS
 
+VOCABULARY = 1024
 IMAGE, HOME = "python:3.12", "/root"  # the image has python3 and git
 DIFFICULTIES = {1: "easy", 2: "medium", 3: "hard"}
 _TASK = f"""schema_version = "1.4"
@@ -105,7 +109,10 @@ def write(
         for row in tasks.values():
             write_folder(partial / row["id"], row)
         if shown:
-            generated.write_jsonl(partial / "full.jsonl", demonstrations(others(), style, early_done_frac))
+            demos = list(demonstrations(others(), style, early_done_frac))
+            generated.write_jsonl(partial / "full.jsonl", demos)
+            texts, tokens = terminal.tokenizer_texts(demos[:2000]), Terminal(tools=style).tokens
+            Tokenizer.train(texts, VOCABULARY, tokens).save(partial / "tokenizer")
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

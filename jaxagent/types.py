@@ -167,6 +167,4 @@ class Group:
     @property
     def roots(self) -> Group:
         """Without forks, which begin where others have come to: what statistics of the policy at the task read."""
-        if all(episode.fork_of is None for episode in self.episodes):
-            return self
         return dataclasses.replace(self, episodes=tuple(e for e in self.episodes if e.fork_of is None))

@@ -68,4 +68,4 @@ class Planned(Branching):
         return parent, turn if turn < episode.turns and not episode.stop_reason.is_failure else 0
 
 
-BRANCHINGS: dict[str, type] = {"planned": Planned}
+BRANCHINGS: dict[str, type | str] = {"planned": Planned, "ucb": "jaxagent.algorithms.agent_q:UCB"}

@@ -110,13 +110,13 @@ def _check_branching(rl: RLConfig) -> None:
     reads = getattr(rl.advantage, "reads_branches", False)
     if rl.branching is None:
         if reads:
-            raise ConfigError(f"rl.advantage='{name_of(rl.advantage)}' reads forks: set rl.branching=planned.")
+            raise ConfigError(f"rl.advantage='{name_of(rl.advantage)}' reads forks: set rl.branching=planned or ucb.")
         return
     extend(rl.branching, "rl.branching", Branching)
     if not reads:
         raise ConfigError(
             "rl.branching makes attempts that go on from one another, and rl.advantage takes them for independent: use "
-            "'vine_ppo', 'tree' or 'tree_rl', or rl.branching=none."
+            "'vine_ppo', 'tree', 'tree_rl' or 'branch_pairs', or rl.branching=none."
         )
     if rl.branching.roots >= rl.group_size:
         raise ConfigError(

@@ -163,7 +163,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             turns += of_trajectories
     shape = (*valid.shape, max(map(len, attempts.values())))
     steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
-    structure = (began,) if rl.advantage.reads_states else branches(groups) if rl.advantage.reads_branches else ()
+    more = (began,) if rl.advantage.reads_states else branches(groups) if rl.advantage.reads_branches else ()
     for place, rewards_of_turns in attempts.items():
         steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, valid[place]
         began_in = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
@@ -174,7 +174,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             penalty = kl_penalty(sample, rl.kl)
             np.subtract.at(steps[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     read = live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal)
-    advantages = compared(rl.advantage, steps, live, read, *structure)
+    advantages = compared(rl.advantage, steps, live, read, *more)
     left_out = rl.advantage.reads_branches and not rl.advantage.learns_forks
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
@@ -216,17 +216,15 @@ _ROWS = 64  # trajectories per call: a static shape, so that nothing compiles tw
 
 
 def compared(
-    advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *structure: Any
+    advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *more: Any
 ) -> np.ndarray:
     """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
 
-    `structure`: the states of turns, or `branches`, for one that reads them.
+    `more`: the states of turns, or `branches`, for one that reads them.
     """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
     expected = contract.Array("advantages", axes, rewards.shape)
-    return contract.numbers(
-        advantage, contract.call(advantage, rewards, mask, *structure), expected, read, of=[rewards]
-    )
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *more), expected, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:

@@ -33,6 +33,7 @@ from jaxagent.algorithms.advantages import (
     alone,
     group_mean_std,
 )
+from jaxagent.algorithms.agent_q import BranchPairs
 from jaxagent.algorithms.branches import TreeRL, TreeValues, VinePPO
 from jaxagent.algorithms.gae import (
     GAE,
@@ -119,6 +120,7 @@ ADVANTAGES: dict[str, type] = {
     "vine_ppo": VinePPO,
     "tree": TreeValues,
     "tree_rl": TreeRL,
+    "branch_pairs": BranchPairs,
     "gae": GAE,
     "gae_adaptive": AdaptiveGAE,
     "gae_turns": TurnGAE,

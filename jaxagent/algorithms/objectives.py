@@ -183,10 +183,11 @@ class WebRL:
     negative: bool = False  # whether turns of A < 0 count, as in the paper
 
     def __call__(self, tokens: Tokens) -> Losses:
-        ones = jnp.ones_like(tokens.logprobs)
-        length = jnp.maximum(tokens.turn_sum(ones), 1.0)
-        gain = tokens.turn_sum(tokens.logprobs - tokens.reference_logprobs) / length
-        sure = jnp.exp(tokens.turn_sum(tokens.reference_logprobs) / length) >= self.sure
+        reference = tokens.reference_logprobs
+        assert reference is not None  # `reads_reference`
+        length = jnp.maximum(tokens.turn_sum(jnp.ones_like(reference)), 1.0)
+        gain = tokens.turn_sum(tokens.logprobs - reference) / length
+        sure = jnp.exp(tokens.turn_sum(reference) / length) >= self.sure
         pull = tokens.kl_coefficient * jnp.where(sure, self.sure_factor, 1.0)
         sign = jnp.sign(tokens.advantages) if self.negative else (tokens.advantages > 0).astype(jnp.float32)
         short = jnp.maximum(sign * (tokens.advantages - pull * gain), 0.0)

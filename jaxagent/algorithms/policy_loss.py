@@ -149,10 +149,15 @@ def tokens_of(
     def total(values: jax.Array) -> jax.Array:
         return sequence_sum(values, mask, sequence)
 
-    if turns is not None:
-        of_turns = _MOST_TURNS * sequence + turns.astype(sequence.dtype)
-        more |= {"turn_sum": lambda values: sequence_sum(values, mask, of_turns)}
-    return Tokens(logprobs, old_logprobs, advantages, mean, total, mask, kl_coefficient=kl_coefficient, **more)
+    def of_turn(values: jax.Array) -> jax.Array:
+        assert turns is not None
+        return sequence_sum(values, mask, _MOST_TURNS * sequence + turns.astype(sequence.dtype))
+
+    turn_sum = _by_hand if turns is None else of_turn
+    return Tokens(
+        logprobs, old_logprobs, advantages, mean, total, mask,
+        turn_sum=turn_sum, kl_coefficient=kl_coefficient, **more,
+    )  # fmt: skip
 
 
 Array = Any  # numpy.ndarray or jax.Array

@@ -15,12 +15,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxagent.algorithms.agent_q import UCB
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
 from jaxagent.algorithms.branching import Planned
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
     AdaptiveGAE,
+    BranchPairs,
     GroupMean,
     GroupMeanStd,
     LeaveOneOut,
@@ -186,14 +188,18 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
         "The process rewards of TreeRL, arXiv 2506.11902, on turns; its forks begin where the policy is least certain",
         advantage=TreeRL(), aggregation=TokenMean(), branching=Planned(),
     ),
+    "agentq": PublishedAlgorithm(
+        "Agent Q, arXiv 2408.07199, by visits alone; its search as sentient-engineering/agent-q has it",
+        advantage=BranchPairs(), objective=Reinforce(), aggregation=TokenMean(), branching=UCB(),
+    ),
     "raft": PublishedAlgorithm(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),
         positive_nll=PositiveNLLConfig(1.0),
     ),
     "webrl": PublishedAlgorithm(
-        "WebRL, arXiv 2411.02337, and its released code; a phase is 10 steps", advantage=MixedTurns(),
-        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=10),
-        phases=PhasesConfig(steps=10),
+        "WebRL, arXiv 2411.02337, and its released code; a phase is 5 steps", advantage=MixedTurns(),
+        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=5),
+        phases=PhasesConfig(steps=5),
         replay=ReplayConfig(per_step=4096, turns=True, times=2.0, use="reference", coefficient=1.0),
     ),
     "echo": PublishedAlgorithm("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),

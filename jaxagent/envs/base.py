@@ -201,7 +201,7 @@ class Environment(EnvConfig):
       priced_roles: those of them that must have a price.
       solves: whether attempts have `solve()`, for `envs.check`.
       repeatable: whether an attempt that does the same is answered the same at any time: else a replay takes the
-        environment's side from the run's record.
+        environment's side from the run's record, and no attempt may be forked (`rl.branching`).
     """
 
     score = "solved"

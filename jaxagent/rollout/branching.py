@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxagent import contract
 from jaxagent.algorithms.branching import Branching
-from jaxagent.envs.base import Step
+from jaxagent.envs.base import Attempt, Step
 from jaxagent.rollout.conversation import Conversation
 from jaxagent.rollout.episode import Failed, seconds
 from jaxagent.rollout.multi_turn import MultiTurn, TurnByTurn
@@ -52,15 +52,17 @@ class _Branchable(TurnByTurn):
         self._parent, self._turn = parent, turn
         self.generations: list[Generation] = []
 
-    @property
-    def played(self) -> tuple[Conversation, Sequence[Generation]]:
-        """What a fork of it needs."""
-        return self._conversation, self.generations
+    def played(self, episode: Episode) -> Played:
+        """Its episode, with what a fork of it needs."""
+        return Played(episode, self._conversation, self.generations)
 
-    async def _start(self) -> None:
-        await super()._start()
-        if self._parent is None or not self._turn:
-            return
+    async def _converse(self, environment: Attempt) -> StopReason:
+        if self._turn:
+            await self._come_to_the_turn()
+        return await super()._converse(environment)
+
+    async def _come_to_the_turn(self) -> None:
+        assert self._parent is not None
         self._compare("the prompt")
         try:
             for turn, generation in enumerate(self._parent.generations[: self._turn]):
@@ -92,6 +94,10 @@ class _Branchable(TurnByTurn):
 
     async def _generate(self, session: Any, stop_strings: Sequence[str]) -> Generation:
         generation = await super()._generate(session, stop_strings)
+        if self._turn and len(self.generations) == self._turn:
+            # Of its context all but the last token, which decoding begins with.
+            new = self._metrics["copied_tokens"] - 1 - generation.cached_tokens
+            self._metrics["prefilled_tokens"] = new
         self.generations.append(generation)
         return generation
 
@@ -102,7 +108,7 @@ class Branched:
     of its size.
     """
 
-    rollout: MultiTurn
+    rollout: Any  # the `MultiTurn` that plays attempts from the start
     rule: Branching
     seed: int  # of the run
     failed: Mapping[tuple[str, int], Episode] = dataclasses.field(default_factory=dict)  # that are not played again
@@ -142,8 +148,8 @@ class Branched:
         rng, episodes = np.random.default_rng(int.from_bytes(key, "little")), [played.episode for played in before]
         parent, turn = self.rule.choose(episodes, place, rng)
         places = {episode.sample: at for at, episode in enumerate(episodes)}
-        while turn and episodes[parent].fork_of is not None and turn <= episodes[parent].forked_at:
-            parent = places[episodes[parent].fork_of]
+        while turn and (of := episodes[parent].fork_of) is not None and turn <= episodes[parent].forked_at:
+            parent = places[of]
         if not 0 <= turn < max(1, len(before[parent].generations)) or (
             turn and episodes[parent].stop_reason.is_failure
         ):
@@ -160,4 +166,4 @@ class Branched:
             return await playing[-1].run()
 
         episode = dataclasses.replace(await guarded(play, task, sample), **fork)
-        return Played(episode, *(playing[-1].played if playing else ()))
+        return playing[-1].played(episode) if playing else Played(episode)

@@ -141,8 +141,9 @@ class Conversation:
         self._known = 0
 
     def differing(self, other: Conversation) -> bool:
-        """Whether its tokens are other ones than those that `other` begins with."""
-        return self._columns.tokens != other._columns.tokens[: len(self)]
+        """Whether its tokens are other ones than those that `other` begins with, or end before a turn of it does."""
+        end, theirs = len(self), other._columns
+        return self._columns.tokens != theirs.tokens[:end] or theirs.turns[end : end + 1] == [self.turns - 1]
 
     def trajectory(self) -> Trajectory:
         """Everything the engine has seen. An observation that no action followed was never shown, and is left out."""

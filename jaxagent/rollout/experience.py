@@ -63,10 +63,7 @@ class Experience:
         return [self._round(step, number) for number in range(rounds)]
 
     def record(self, groups_of_step: Sequence[Group], step: int, values: Values | None = None) -> dict[str, Any]:
-        """Learns from everything that a step sampled but forks, after the step's update. Returns metrics.
-
-        `values`: what a critic expects of tasks, where there is one.
-        """
+        """Learns from all that a step sampled but forks, after its update; `values`: a critic's of tasks, or none."""
         metrics: dict[str, Any] = {}
         groups_of_step = [group.roots for group in groups_of_step]
         if self._curriculum is not None:

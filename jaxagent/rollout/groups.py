@@ -169,10 +169,7 @@ def _check_replayed_policy(rl: RLConfig) -> None:
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Means over the episodes of one rollout batch, with counts of stop reasons as fractions of all episodes.
-
-    Forks are left out: they begin where others have come to, and there may be more of them where all goes wrong.
-    """
+    """Means over the episodes of one rollout batch but forks, with counts of stop reasons as fractions of these."""
     every = [episode for group in groups for episode in group.roots.episodes]
     valid = [episode for episode in every if not episode.stop_reason.is_failure]
     metrics = {f"stop/{reason}": mean(e.stop_reason == reason for e in every) for reason in StopReason}
@@ -190,16 +187,16 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
 
 
 def fork_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """How many forks there are, what they copied, and of what their engine needed no prefill."""
+    """How many forks there are, how they fared, what they copied, and what of it was prefilled again."""
     forks = [e for group in groups for e in group.episodes if e.fork_of is not None]
     valid = [e for e in forks if not e.stop_reason.is_failure]
+    late = [e for e in valid if e.forked_at]
     return {
         "forks/count": float(len(forks)),
         "forks/failed": float(len(forks) - len(valid)),
-        "forks/from_start": float(sum(e.forked_at == 0 for e in valid)),
+        "forks/from_start": float(len(valid) - len(late)),
         "forks/reward": mean(e.total_reward for e in valid),
-        "forks/copied_tokens": mean(e.metrics.get("copied_tokens", 0.0) for e in valid),
-        "forks/cached_tokens": mean(e.metrics.get("cached_tokens", 0.0) for e in valid),
+        **{f"forks/{name}": mean(e.metrics[name] for e in late) for name in ("copied_tokens", "prefilled_tokens")},
     }
 
 

@@ -37,15 +37,6 @@ class TurnByTurn(PlayedWithCast):
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
 
     async def _play(self) -> StopReason:
-        await self._start()
-        stop_reason = await self._converse(self._attempt)
-        with seconds(self._metrics, "env_s"):
-            transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
-            self._verdict = await verdict_of(self._attempt, self._conversation.turns, transcript)
-        self._check()
-        return stop_reason
-
-    async def _start(self) -> None:
         with seconds(self._metrics, "env_s"):
             self._attempt = self._begin()
             messages = await contract.awaited(self._attempt, "start")
@@ -55,6 +46,12 @@ class TurnByTurn(PlayedWithCast):
         length, limit = len(self._conversation), self._rollout.config.context_tokens
         if length >= limit:
             raise ValueError(f"the prompt has {length} tokens and env.context_tokens is {limit}")
+        stop_reason = await self._converse(self._attempt)
+        with seconds(self._metrics, "env_s"):
+            transcript = dataclasses.replace(self._conversation.transcript, ended=stop_reason)
+            self._verdict = await verdict_of(self._attempt, self._conversation.turns, transcript)
+        self._check()
+        return stop_reason
 
     def _begin(self) -> Attempt:
         if not self._rollout.company.roles:

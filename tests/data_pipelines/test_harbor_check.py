@@ -12,6 +12,7 @@ from data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.config import SoftwareConfig
 from jaxagent.config.flags import parse_config
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
+from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.terminal import folders, rows
 from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
@@ -84,6 +85,8 @@ def test_generated_tasks_as_folders_are_proven_and_demonstrations_are_of_other_t
     instructions = [task.instruction for task in folders.read_tasks(out)]
     shown = [json.loads(line)["prompt"] for line in (out / "full.jsonl").read_text().splitlines()]
     assert len(set(instructions)) == 12 and len(shown) == 40 and not set(shown) & set(instructions)
+    tokenizer = Tokenizer.load(out / "tokenizer")
+    assert len(tokenizer.encode("<done>")) == 1 and tokenizer.decode(tokenizer.encode(shown[0])) == shown[0]
     for folder in sorted(wide.iterdir())[::9]:
         folder.rename(out / folder.name)
     capsys.readouterr()

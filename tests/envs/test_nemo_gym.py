@@ -14,9 +14,9 @@ from jaxagent.config import ConfigError
 from jaxagent.data import rows as data_rows
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Transcript
-from jaxagent.envs.nemo_gym import rows
 from jaxagent.envs.nemo_gym import environment as nemo_gym
-from jaxagent.envs.nemo_gym.environment import NemoGym, NemoGymAttempt, Server
+from jaxagent.envs.nemo_gym import rows
+from jaxagent.envs.nemo_gym.environment import NemoGym, NemoGymAttempt, ResourceServer
 from jaxagent.envs.server_process import REPLY_BYTES
 from jaxagent.io.http import HttpError
 from jaxagent.types import StopReason
@@ -76,7 +76,7 @@ async def played(peer, *actions, cut="", of=ROW, ended=StopReason.ANSWER, **sett
     """(steps, verdict or what was raised, the attempt) of an attempt at a row."""
     async with web_server(peer.app) as url:
         config = NemoGym(server=url, **settings)
-        attempt = NemoGymAttempt(data_rows.to_task(of, False), config, Server(config, print))
+        attempt = NemoGymAttempt(data_rows.to_task(of, False), config, ResourceServer(config, print))
         steps = []
         try:
             prompt = await attempt.start()

@@ -34,7 +34,7 @@ def error(code, message="no", **more):
 
 
 class Peer:
-    """A server whose answers a function of the message makes: a dict, a list of such, a text, bytes, None (it closes), or a wait."""
+    """A server whose answers a function of the message makes: a dict, dicts, text, bytes, None (it closes), a wait."""
 
     def __init__(self, answer, most=math.inf, heartbeat=None, twice=False):
         self.answer, self.most, self.heartbeat, self.twice = answer, most, heartbeat, twice
@@ -223,7 +223,7 @@ def test_rewards_of_a_step_that_is_answered_twice_are_no_rewards(late):
                 await attempt.close()
 
     if late:
-        with pytest.raises(ValueError, match="before 'state' was asked|answered 'state' with 'observation'"):
+        with pytest.raises(ValueError, match=r"before 'state' was asked|answered 'state' with 'observation'"):
             asyncio.run(play())
     else:
         assert asyncio.run(play()) == 1.5

@@ -8,16 +8,21 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from configs.search_r1 import get_config
+from jaxagent import config
 from jaxagent.algorithms.branches import Tree
 from jaxagent.algorithms.branching import Branching, Planned
 from jaxagent.algorithms.estimate import branches, by_turn
-from jaxagent.config import SamplingConfig
+from jaxagent.config import ConfigError, EnvConfig, SamplingConfig
+from jaxagent.config.fleet import FleetConfig
 from jaxagent.data import codec
 from jaxagent.envs.base import Environment, Message, Observation, Step, Verdict
+from jaxagent.observe.episode_store import columns_of
 from jaxagent.rollout.branching import Branched
 from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.rollout.templates import Plain
 from jaxagent.rollout.workers import group_deadline_s, run_groups
+from jaxagent.runs import checks
 from jaxagent.runs.attempts import numbered_on
 from jaxagent.types import Generation, StopReason, Task, TokenKind
 from tests.branching_game import CHANCES, TURNS, VALUE, outcome, sigmas
@@ -27,9 +32,10 @@ SIZE = 6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GameEnvironment(Environment):
-    """The game of tests/branching_game.py; `odd`: the attempts, counted from 0, whose places have another name."""
+    """The game of tests/branching_game.py; `odd`: the attempts, counted from 0, to which a place is told otherwise."""
 
     odd: tuple[int, ...] = ()
+    otherwise: str = "spot {}\n"
 
     def attempt(self, task):
         return Attempt(self)
@@ -41,7 +47,7 @@ class Attempt:
     begun = 0
 
     def __init__(self, environment):
-        self.named, self.path = "spot" if Attempt.begun in environment.odd else "place", []
+        self.told, self.path = environment.otherwise if Attempt.begun in environment.odd else "place {}\n", []
         Attempt.begun += 1
 
     async def start(self):
@@ -54,7 +60,7 @@ class Attempt:
         self.path.append((paid, after))
         if over:
             return Step(stop_reason=StopReason.ANSWER)
-        return Step(Observation(((f"\n{self.named} {after}\n", TokenKind.OBSERVATION),)))
+        return Step(Observation((("\n" + self.told.format(after), TokenKind.OBSERVATION),)))
 
     async def verify(self, transcript):
         assert len(transcript.turns) == len(self.path)
@@ -105,10 +111,10 @@ class Chain(Branching):
         return attempt - 1, turn if turn < episodes[-1].turns and not episodes[-1].stop_reason.is_failure else 0
 
 
-def play(tokenizer, rule, tasks=3, concurrency=4, odd=(), failing=(), first=2 * SIZE):
+def play(tokenizer, rule, tasks=3, concurrency=4, odd=(), failing=(), first=2 * SIZE, **settings):
     cfg = GameEnvironment(
         max_turns=TURNS, turn_tokens=8, observation_tokens=50, context_tokens=400, episode_timeout_s=20.0,
-        max_failed_steps=3, odd=odd,
+        max_failed_steps=3, odd=odd, **settings,
     )  # fmt: skip
     Attempt.begun = 0
     player = Player(tokenizer, failing)
@@ -139,6 +145,9 @@ def test_the_same_forks_at_any_concurrency(trained, rule):
     for group in groups:
         assert [e.fork_of is None for e in group.episodes] == [True, True, False, False, False, False]
         assert [e.sample for e in group.roots.episodes] == [2 * SIZE, 2 * SIZE + 1]
+        row = columns_of(group.episodes, [[]] * SIZE)["fork"]
+        assert row[:2] == [None, None] and row[2:] == [[e.fork_of, e.forked_at] for e in group.episodes[2:]]
+        assert "fork" not in columns_of(group.roots.episodes, [[]] * 2)
 
 
 @pytest.mark.parametrize("rule", [Planned(roots=2, turns=2), Chain(roots=2)])
@@ -173,9 +182,10 @@ def test_a_fork_begins_with_its_parents_tokens_and_learns_nothing_of_them(traine
     assert copied > 10
 
 
-def test_an_environment_that_does_not_repeat_itself_fails_the_fork_by_name(trained):
-    """Attempts that are begun third and fifth, both forks, call places otherwise."""
-    groups, _ = play(trained, Planned(roots=2, turns=1), tasks=1, concurrency=1, odd=(2, 4))
+@pytest.mark.parametrize("otherwise", ["spot {}\n", "place {}\n!", "place {}", "place", ""])
+def test_an_environment_that_does_not_repeat_itself_fails_the_fork_by_name(trained, otherwise):
+    """Attempts that are begun third and fifth, both forks, are told places otherwise, also by less or more text."""
+    groups, _ = play(trained, Planned(roots=2, turns=1), tasks=1, concurrency=1, odd=(2, 4), otherwise=otherwise)
     (group,) = groups
     failed = [e for e in group.episodes if e.stop_reason.is_failure]
     assert failed and {e.sample - 2 * SIZE for e in failed} <= {2, 4}
@@ -217,3 +227,30 @@ def test_values_read_off_played_forks_are_those_of_the_game(trained):
             rewards[a, : len(own)], mask[a, : len(own)] = own, True
         starts.append([Tree(rewards, mask, parents[n], firsts[n]).worth(a, 0) for a in (0, 1)])
     assert sigmas(np.reshape(starts, (-1, 1)), VALUE) < 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unrepeatable(GameEnvironment):
+    repeatable = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithRoles(GameEnvironment):
+    roles = ("judge",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfPlayed(GameEnvironment):
+    rollout = "jaxagent.rollout.play:Play"
+
+
+def test_environments_that_cannot_be_forked_are_refused_by_name(monkeypatch):
+    cfg = config.parse(get_config("laptop+tree"))
+    checks.check(cfg)
+    monkeypatch.setattr(checks.roles, "check", lambda *_: None)  # it would ask for the judge first
+    shared = {field.name: getattr(cfg.env, field.name) for field in dataclasses.fields(EnvConfig)}
+    for kind, why in ((Unrepeatable, "repeatable = False"), (WithRoles, "has roles"), (SelfPlayed, "itself")):
+        with pytest.raises(ConfigError, match=rf"plays a parent's actions again.*\({kind.__name__}\) .*{why}"):
+            checks.check(dataclasses.replace(cfg, env=kind(**shared | {"max_turns": 3})))
+    with pytest.raises(ConfigError, match=r"rl\.branching needs fleet=none"):
+        checks.check(dataclasses.replace(cfg, fleet=FleetConfig()))

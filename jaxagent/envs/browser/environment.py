@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from jaxagent.config.choice import Choice
 from jaxagent.config.ranges import PositiveInt, Seconds, between
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
-from jaxagent.envs.browser import actions
+from jaxagent.envs.browser import actions, tree
 from jaxagent.envs.browser.chromium import GONE_S, Browsers
 from jaxagent.envs.browser.miniwob import MiniWob
 from jaxagent.envs.browser.page import BrowserPage
@@ -54,7 +55,7 @@ class Browser(Environment):
     calls = "actions"
     observation_role = "user"
     stop_strings = ("</action>",)
-    tokens = ("<action>", "</action>")
+    tokens = ("<action>", "</action>", *tree.MARKS)
     solves = True
 
     def messages(self, text: str) -> tuple[Message, ...]:
@@ -64,6 +65,15 @@ class Browser(Environment):
     def observation(self, action: str, text: str) -> Observation:
         """What is shown after an action."""
         return Observation(((f"\n{text}\n", TokenKind.OBSERVATION),), self.observation_role)
+
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether the site does."""
+        return hasattr(self.site, "new_task")
+
+    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
+        """The site's, where it makes any."""
+        return self.site.new_task(failed, rng) if self.makes_tasks else None
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], BrowserAttempt]]:

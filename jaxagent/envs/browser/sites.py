@@ -17,7 +17,10 @@ from jaxagent.envs.base import Verdict
 from jaxagent.types import Task
 
 # Name -> "module:Class"
-SITES: dict[str, str] = {"miniwob": "jaxagent.envs.browser.miniwob:MiniWob"}
+SITES: dict[str, str] = {
+    "miniwob": "jaxagent.envs.browser.miniwob:MiniWob",
+    "shop": "jaxagent.envs.browser.shop.site:WebShop",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,10 @@ class Visit(Protocol):
 
 
 class Site(Protocol):
-    """Settings of a site, shared by all attempts."""
+    """Settings of a site, shared by all attempts.
+
+    It may have `new_task(failed, rng)`, as `Environment.new_task`.
+    """
 
     def visit(self, task: Task) -> Visit:
         """A fresh site for an attempt at a task. Raises ConfigError: the task is none of this site's."""

@@ -21,6 +21,11 @@ from collections.abc import Sequence
 
 NAME_CHARS, TEXT_CHARS = 200, 2_000  # of one name or value, and of one piece of text
 MOST_OPTIONS = 50  # of one list
+# What lines are made of, for a tokenizer that is trained for a run.
+MARKS = (
+    *('page "', '" at /', '"\n[', '"\n', '" = "', '" of "', '", "'),
+    *(f'] {role} "' for role in ("link", "button", "textbox", "combobox")),
+)
 _PLAIN = str.maketrans({'"': "'", "<": "‹", ">": "›"})
 
 

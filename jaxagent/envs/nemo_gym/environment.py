@@ -72,7 +72,7 @@ class NemoGym(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], NemoGymAttempt]]:
         """Starts the server, and looks at its routes and at the tasks."""
-        server = Server(self, opening.note)
+        server = ResourceServer(self, opening.note)
         try:
             with as_config_error(f"config.env.server='{self.server}'"):
                 url = opening.run(server.url(), self.start_timeout_s + STOP_S)
@@ -95,7 +95,7 @@ class NemoGym(Environment):
             opening.run(server.close(), STOP_S + 10.0)
 
 
-class Server:
+class ResourceServer:
     """The one that all attempts of a run have: somebody's, or a process of ours, which is started again if it dies."""
 
     def __init__(self, config: NemoGym, note: Callable[[str], None]) -> None:
@@ -145,7 +145,7 @@ def tools_of(task: Task) -> tuple[list[Any], bool]:
 class NemoGymAttempt:
     """One attempt: one session of the server, and the response as it grows."""
 
-    def __init__(self, task: Task, config: NemoGym, server: Server) -> None:
+    def __init__(self, task: Task, config: NemoGym, server: ResourceServer) -> None:
         self._row, self._config, self._server, self._url = task.metadata[rows.ROW], config, server, ""
         self._tools, self._several = tools_of(task)
         self._client = HttpClient(config.call_timeout_s, REPLY_BYTES, keeps_cookies=True)

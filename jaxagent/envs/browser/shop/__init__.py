@@ -1,0 +1,1 @@
+"""A web shop in pure Python: its wares, its pages, its basket and orders, and what a task wants bought there."""
