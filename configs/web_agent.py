@@ -2,8 +2,11 @@
 
     python -m jaxagent.main --config=configs/web_agent.py                # a small generated shop, a laptop
     python -m jaxagent.main --config=configs/web_agent.py:laptop+gspo    # any of algorithms/published.py
+    python -m jaxagent.main --config=configs/web_agent.py:laptop-webrl   # WebRL, its reward an outcome model of its own
     python -m jaxagent.main --config=configs/web_agent.py:qwen2.5-1.5b --config.model.path=Qwen2.5-1.5B-Instruct
                                                                          # a large generated shop, 4 GPUs
+    python -m jaxagent.main --config=configs/web_agent.py:webrl --config.model.path=Llama-3.1-8B-Instruct \
+        --config.rl.group_reward.folder=webrl-orm-llama-3.1-8b           # WebRL's constants, 8 GPUs
 
 All need playwright and a Chromium (docs/browser.md).
 
@@ -18,10 +21,17 @@ arXiv 2505.10978): 16 tasks x 8 attempts, at most 15 actions, 512 tokens each, l
 through Chromium, a conversation keeps all its pages where the published prompt has the last few, an order is right or
 wrong where WebShop also scores a near miss, and an action that cannot be done costs a turn, not 0.1 of reward. Not run
 by us: `--dry_run` says what it needs.
+
+laptop-webrl and webrl: phases of five or twenty steps, the tasks of each begotten by those that the last one has failed
+at, an objective that holds to the policy of the last phase, replayed turns of past successes (docs/algorithms.md), and
+as the reward what a model says of an episode, with the shop's own check beside it (`reward/solved`). On the laptop that
+model is trained on 384 attempts of the warm-started policy; webrl asks the released one. laptop+webrl has the check
+itself as the reward.
 """
 
 from ml_collections import ConfigDict
 
+from jaxagent.algorithms import published
 from jaxagent.configs import _parts as parts
 
 
@@ -31,7 +41,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    presets = {"laptop": laptop, "qwen2.5-1.5b": qwen2_5_1_5b}
+    presets = {"laptop": laptop, "laptop-webrl": laptop_webrl, "qwen2.5-1.5b": qwen2_5_1_5b, "webrl": webrl}
     return parts.chosen("configs/web_agent.py", preset, presets)
 
 
@@ -79,6 +89,18 @@ def laptop() -> ConfigDict:
     return config
 
 
+def laptop_webrl() -> ConfigDict:
+    """WebRL whole: 384 labelled attempts of the warm-started policy train the outcome model that is the reward."""
+    config = laptop()
+    published.apply(config, "webrl", parts.critic())
+    config.workdir = "runs/web_agent_webrl"
+    config.stages = ("warm_start", "sample", "outcome_model", "rl")
+    config.sample = ConfigDict({"steps": 2, "tasks_per_step": 48, "attempts": 4})
+    config.rl.advantage.critic.warmup_updates = 4
+    config.rl.group_reward = ConfigDict({"name": "outcome_model", "folder": ""})
+    return config
+
+
 def qwen2_5_1_5b() -> ConfigDict:
     """GRPO as verl-agent has it for WebShop, on the large shop; the split over 4 GPUs and the engine are ours."""
     config = parts.laptop()
@@ -105,6 +127,40 @@ def qwen2_5_1_5b() -> ConfigDict:
     config.update(parts.offline_stages(1e-6))
     config.opd.learning_rate = 1e-6
     config.eval = ConfigDict({"every": 5, "sampled": True})
+    return config
+
+
+def webrl() -> ConfigDict:
+    """WebRL as released (scripts/config/main): Llama 3.1 8B; what a phase is here, and the split, are ours."""
+    config = parts.laptop()
+    config.workdir = "runs/web_agent_webrl_llama-3.1-8b"
+    published_scale(config)
+    published.apply(config, "webrl", parts.critic())
+    config.mesh.fsdp = 8
+    config.model.family = "llama"
+    config.model.num_layers = 32
+    config.model.embed_dim = 4096
+    config.model.num_heads = 32
+    config.model.num_kv_heads = 8
+    config.model.head_dim = 128
+    config.model.mlp_dim = 14_336
+    config.model.rope_theta = 500_000.0
+    config.model.tie_embeddings = False
+    config.tokenizer.vocab_size = 128_256
+
+    config.rl.steps = 200
+    config.rl.tasks_per_step = 64
+    config.rl.group_size = 1  # there is no group: a critic says what was to be expected
+    config.rl.updates_per_step = 1
+    config.rl.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
+    config.rl.advantage.critic.optimizer = parts.optimizer(1e-6, warmup_steps=0, b2=0.999)
+    config.rl.advantage.critic.update(warmup_updates=20, warmup_epochs=1)
+    config.rl.phases.steps = config.rl.kl.refresh_every = 20
+    config.rl.replay.capacity = 100_000
+    config.rl.group_reward = ConfigDict({"name": "outcome_model", "folder": "webrl-orm-llama-3.1-8b", "tokens": 16_384})
+    config.update(parts.offline_stages(1e-6))
+    config.opd.learning_rate = 1e-6
+    config.eval = ConfigDict({"every": 20, "sampled": False})
     return config
 
 

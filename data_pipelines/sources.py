@@ -20,6 +20,7 @@ from jaxagent.envs.orchestra.environment import ToolOrchestra
 from jaxagent.envs.python.environment import Python as PythonEnv
 from jaxagent.envs.ragen.environment import Ragen
 from jaxagent.envs.search.environment import Search
+from jaxagent.envs.speedup.environment import Speedup
 from jaxagent.envs.tau.environment import TauBench
 from jaxagent.envs.terminal.environment import Terminal
 from jaxagent.envs.toolcalls.environment import ToolCalls
@@ -352,6 +353,25 @@ class WebShopGoals(Generated):
         web_shop.write(folder, **self.settings(seed, env))
 
 
+@dataclasses.dataclass(frozen=True)
+class SpeedupTasks(Generated):
+    """Functions to make faster, for the environment `speedup`; see speedup_tasks.py."""
+
+    families: Literal["folds", "all"] = "folds"
+    num_demonstrations: NonNegativeInt = 6_000  # of folds
+    slow_frac: ZeroToOne = 0.8  # of demonstrations, what is content with a loop: what RL has to unlearn
+
+    def settings(self, seed: int, env: EnvConfig) -> Mapping[str, Any]:
+        """Programs are written as the environment's policy writes."""
+        return dataclasses.asdict(self) | {"seed": seed, "style": environment_of(env, Speedup, self).format}
+
+    def write(self, folder: Path, seed: int, env: EnvConfig) -> None:
+        """Writes tasks and demonstrations."""
+        from jaxagent.data_pipelines import speedup_tasks
+
+        speedup_tasks.write(folder, **self.settings(seed, env))
+
+
 SOURCES: dict[str, type[SourceConfig]] = {
     "files": Files,
     "geography": Geography,
@@ -371,4 +391,5 @@ SOURCES: dict[str, type[SourceConfig]] = {
     "text_worlds": TextWorlds,
     "tau_store": TauStore,
     "web_shop": WebShopGoals,
+    "speedup_tasks": SpeedupTasks,
 }

@@ -45,7 +45,7 @@ from jaxagent.data_pipelines import generated
 from jaxagent.data_pipelines.web_shop_reader import Reader
 from jaxagent.envs.browser.shop import site, wares
 from jaxagent.envs.browser.shop.shopping import Shopping
-from jaxagent.envs.browser.shop.wares import Goal, Product, Shop
+from jaxagent.envs.browser.shop.wares import Goal, Product, Wares
 
 TRAIN, HELDOUT = "train", "heldout"
 HELDOUT_FRAC = 0.25  # of what is wanted
@@ -61,7 +61,7 @@ def split_of(goal: Goal) -> str:
     return HELDOUT if int.from_bytes(digest, "big") < HELDOUT_FRAC * 2**32 else TRAIN
 
 
-def draw_goal(shop: Shop, family: str, split: str, random_: random.Random) -> Goal | None:
+def draw_goal(shop: Wares, family: str, split: str, random_: random.Random) -> Goal | None:
     """A goal of a split that exactly one product of the shop fits; None where there is none.
 
     Args:

@@ -37,12 +37,13 @@ from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.rollout.groups import largest
-from jaxagent.runs import devices, lag
+from jaxagent.runs import devices, lag, outcome_reward
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
+from jaxagent.runs.prospects import values_of
 from jaxagent.runs.seams import Connect, one_process, publish_past
 from jaxagent.runs.stages import StageProgram, logged, offline, outcome_model, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
@@ -114,8 +115,10 @@ def rl_stage(
     parts: Parts, workdir: Workdir, driver: Driver, params: Params, stage: Stage = RL, connect: Connect = one_process
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
+    with workdir.compiles.warm_up():
+        parts = outcome_reward.opened(parts)
     cfg, rl = parts.cfg, parts.cfg.rl
-    experience = Experience(parts.train, cfg)
+    experience = Experience(parts.train, cfg, parts.held_out)
     entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
     before = cfg.opd.steps if stage == RL and OPD in cfg.stages else 0  # steps of the other stage that samples so
     with workdir.compiles.warm_up():
@@ -151,7 +154,8 @@ def rl_stage(
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         workdir.logs.keep(stage, step, episodes, learnt)
-        sampled |= experience.record(chosen.sampled, step)
+        values = functools.partial(values_of, parts, programs, state) if programs.values else None
+        sampled |= experience.record(chosen.sampled, step, values)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)
         entropy.save(workdir.results)
@@ -210,8 +214,9 @@ def learn(
     scores = programs.score(state, sampled_trajectories(groups), sampled_at)
     streams, metrics = compose.streams(groups, rl, step / rl.steps, scores)
     if experience.replay is not None:
-        policy = functools.partial(programs.policy_logprobs, state, temperature=sampled_at)
-        replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams)
+        of_models = (programs.policy_logprobs, programs.reference_logprobs)
+        policy, reference = (functools.partial(score, state, temperature=sampled_at) for score in of_models)
+        replayed, counts = experience.replay.replayed(step, policy, rl.correction, streams, reference)
         streams, metrics = streams + replayed, metrics | counts
     updates: list[dict[str, float]] = []
     scored: dict[int, np.ndarray] = {}

@@ -139,6 +139,9 @@ class Episode:
     error: str = ""  # one line, when stop_reason.is_failure
     turn_rewards: tuple[float, ...] = ()  # paid at the end of each turn, beside `reward`; () = no process rewards
     heard: Sequence[UntrainedConversation] = ()  # conversations with roles that are not trained
+    # The attempt (its `sample`) whose first `forked_at` turns this one begins with, as context; None: it is no fork.
+    fork_of: int | None = None
+    forked_at: int = 0
 
     @property
     def total_reward(self) -> float:
@@ -160,3 +163,8 @@ class Group:
     def valid(self) -> tuple[Episode, ...]:
         """Episodes that did not fail for reasons outside the policy."""
         return tuple(e for e in self.episodes if not e.stop_reason.is_failure)
+
+    @property
+    def roots(self) -> Group:
+        """Without forks, which begin where others have come to: what statistics of the policy at the task read."""
+        return dataclasses.replace(self, episodes=tuple(e for e in self.episodes if e.fork_of is None))

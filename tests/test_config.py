@@ -121,7 +121,8 @@ def test_what_is_wrong_in_a_sequence_is_named(value, message):
         (
             "rl.kl.where",
             "los",
-            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
+            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', 'objective', got 'los'. "
+            "Did you mean 'loss'?",
         ),
         ("mesh", 8, "config.mesh must be a section with fields, got 8."),
         ("seed", {"a": 1}, "config.seed must be int, got dict {'a': 1}."),

@@ -10,6 +10,7 @@ from jaxagent import config as schema
 from jaxagent import main as cli
 from jaxagent.data.sources import load_tasks
 from jaxagent.envs.browser import chromium
+from jaxagent.runs import checks
 from tests import tiny_run
 
 FLAGS = (
@@ -44,3 +45,17 @@ def test_the_large_preset_has_the_published_constants():
     assert (rl.optimizer.learning_rate, rl.kl.coefficient, rl.kl.estimator) == (1e-6, 0.01, "k3")
     assert (config.env.max_turns, config.env.turn_tokens, config.data.num_eval) == (15, 512, 128)
     assert config.env.score == "solved" and config.data.source.scale == "full"
+
+
+def test_webrl_has_the_released_constants():
+    """THUDM/WebRL: scripts/config/main, process_data.py (window, twice as many, P(YES)), gen_task.py (values)."""
+    config = schema.parse(web_agent.get_config("webrl"))
+    checks.check(config)
+    rl, critic = config.rl, config.rl.critic
+    assert (rl.optimizer.learning_rate, critic.optimizer.learning_rate, rl.optimizer.grad_clip) == (1e-6, 1e-6, 1.0)
+    assert (config.env.turn_tokens, config.env.context_tokens, rl.sampling.temperature) == (512, 16_384, 1.0)
+    assert (rl.replay.low, rl.replay.high, rl.replay.times, rl.replay.capacity) == (0.5, 0.95, 2.0, 100_000)
+    assert rl.replay.turns and (rl.phases.low, rl.phases.high) == (0.05, 0.75)
+    assert (rl.kl.coefficient, rl.objective.sure, rl.objective.sure_factor) == (1.0, 0.8, 5.0)
+    assert rl.group_reward.tokens == 16_384 and rl.kl.refresh_every == rl.phases.steps
+    assert (critic.loss.bins, critic.loss.low, critic.loss.high) == (2, -0.5, 1.5)

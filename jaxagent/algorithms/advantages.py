@@ -11,7 +11,7 @@ Axis letters: N tasks, G samples per group. No jax here: a config is read withou
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -88,6 +88,22 @@ class GroupAdvantage:
 
     drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
     multi_trajectory: Literal["full", "divide", "statistics"] = "full"  # an episode of several: see estimate.py
+
+    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnAdvantage:
+    """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
+
+    The episode's reward is in its last turn's. One that reads states is called with them too, i64[N, G, K]: turns of a
+    group with equal numbers began in one state.
+    """
+
+    reads_states: ClassVar[bool] = False
+    reads_branches: ClassVar[bool] = False  # of `rl.branching`: see branches.py
+    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
 
     def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
         raise NotImplementedError

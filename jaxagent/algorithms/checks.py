@@ -8,15 +8,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from jaxagent.algorithms import estimators
 from jaxagent.algorithms.advantages import BestOfK, GroupAdvantage, MaxRL, NoReward
-from jaxagent.algorithms.aggregate import Aggregation
+from jaxagent.algorithms.aggregate import Aggregation, RolloutMean, SequenceMean
+from jaxagent.algorithms.branching import Branching
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.echo import Denominator
-from jaxagent.algorithms.estimators import (
-    BilevelGAE,
-    TokenAdvantage,
-    TurnAdvantage,
-)
+from jaxagent.algorithms.estimators import BilevelGAE, TokenAdvantage, TurnAdvantage
 from jaxagent.algorithms.objectives import GMPO, GSPO, NoObjective, Reinforce
 from jaxagent.algorithms.teachers import Divergence, Folder, SampledLogRatio, Server, Vocabulary
 from jaxagent.algorithms.value_losses import Categorical, Squared
@@ -42,17 +40,23 @@ def check(rl: RLConfig) -> None:
     for kind, what in _NO_KL_IN_REWARD.items():
         if rl.kl_in("reward") is not None and isinstance(advantage, kind):
             raise ConfigError(f"rl.kl.where='reward' {what}: use 'loss' or 'advantage'.")
+    if bool(rl.kl_in("objective")) != getattr(rl.objective, "reads_reference", False):
+        raise ConfigError(
+            "rl.kl.where='objective' and an rl.objective that compares with the reference itself, such as 'webrl', "
+            "need each other: set both, or neither."
+        )
     if isinstance(rl.objective, NoObjective):
         _check_auxiliary(rl)
     if rl.positive_nll and rl.replay and rl.replay.use == "nll":
         raise ConfigError("rl.positive_nll and rl.replay.use='nll' would share one mean over tokens: use one of them.")
     if rl.distill:
         _check_distill(rl)
+    _check_branching(rl)
 
 
 def _check_own(rl: RLConfig) -> None:
     """Refuses a class of the user's own that the code which reads its field could not use, or would not notice."""
-    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage, module=TurnAdvantage.__module__)
+    extend(rl.advantage, "rl.advantage", GroupAdvantage, TurnAdvantage, TokenAdvantage, module=estimators.__name__)
     extend(rl.aggregation, "rl.aggregation", Aggregation)
     if rl.critic:
         extend(rl.critic.loss, "rl.advantage.critic.loss", Squared, Categorical)
@@ -68,6 +72,7 @@ def _check_own(rl: RLConfig) -> None:
         _takes(rl.group_reward, "rl.group_reward", "group")
     arguments = ("path",) if isinstance(rl.advantage, TokenAdvantage) else ("rewards", "mask")
     arguments += ("states",) * getattr(rl.advantage, "reads_states", False)
+    arguments += ("parents", "forked_at") * getattr(rl.advantage, "reads_branches", False)
     _takes(rl.advantage, "rl.advantage", *arguments)
 
 
@@ -99,6 +104,34 @@ def _check_auxiliary(rl: RLConfig) -> None:
         raise ConfigError(f"rl.kl.where='{rl.kl.where}' does nothing with rl.objective='none': use 'loss'.")
     if rl.distill and rl.distill.in_advantage:
         raise ConfigError("rl.distill.loss='sampled' is an advantage, which rl.objective='none' does not read.")
+
+
+def _check_branching(rl: RLConfig) -> None:
+    reads = getattr(rl.advantage, "reads_branches", False)
+    if rl.branching is None:
+        if reads:
+            raise ConfigError(f"rl.advantage='{name_of(rl.advantage)}' reads forks: set rl.branching=planned or ucb.")
+        return
+    extend(rl.branching, "rl.branching", Branching)
+    if not reads:
+        raise ConfigError(
+            "rl.branching makes attempts that go on from one another, and rl.advantage takes them for independent: use "
+            "'vine_ppo', 'tree', 'tree_rl' or 'branch_pairs', or rl.branching=none."
+        )
+    if rl.branching.roots >= rl.group_size:
+        raise ConfigError(
+            f"rl.branching.roots ({rl.branching.roots}) must be less than rl.group_size ({rl.group_size}): the others "
+            "are forks."
+        )
+    if rl.advantage.learns_forks and isinstance(rl.aggregation, (SequenceMean, RolloutMean)):
+        raise ConfigError(
+            "rl.aggregation must be 'constant' or 'token_mean' where forks are learnt from: each attempt with the same "
+            "weight, a fork of one turn would weigh as much as all turns of its parent."
+        )
+    off = {"oversample": None, "group_reward": None, "keep_groups_frac": 1.0, "tool_epsilon": 0.0}
+    for name, value in off.items():  # they compare attempts, stop some, or begin a turn for an attempt
+        if getattr(rl, name) != value:
+            raise ConfigError(f"rl.branching needs rl.{name}={'none' if value is None else value}.")
 
 
 def _check_correction(rl: RLConfig) -> None:

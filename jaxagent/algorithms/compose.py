@@ -123,6 +123,8 @@ def _policy(sample: Sample, rl: RLConfig, signal: Signal, factor: np.ndarray | N
     )
     if rl.kl_in("loss"):
         streams |= dict(reference_logprobs=sample.reference, kl_weights=mask * np.float32(rl.kl.coefficient))
+    if getattr(rl.objective, "reads_reference", False):
+        streams |= dict(reference_logprobs=sample.reference)
     if sample.old is not None:
         streams |= dict(old_logprobs=sample.old, corrections=factor)
     if rl.distill is not None and not rl.distill.in_advantage:
@@ -224,6 +226,8 @@ def as_opd(cfg: Config) -> Config:
         echo=None,
         positive_nll=None,
         replay=None,
+        phases=None,
+        branching=None,
         refill=None,
         oversample=None,
         keep_groups_frac=1.0,

@@ -163,6 +163,7 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             turns += of_trajectories
     shape = (*valid.shape, max(map(len, attempts.values())))
     steps, live, began = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, np.int64)
+    more = (began,) if rl.advantage.reads_states else branches(groups) if rl.advantage.reads_branches else ()
     for place, rewards_of_turns in attempts.items():
         steps[place][: len(rewards_of_turns)], live[place][: len(rewards_of_turns)] = rewards_of_turns, valid[place]
         began_in = states(groups[place[0]].episodes[place[1]]) if rl.advantage.reads_states else ()
@@ -173,10 +174,13 @@ def _over_turns(groups: Sequence[Group], samples: Sequence[Sample], rl: RLConfig
             penalty = kl_penalty(sample, rl.kl)
             np.subtract.at(steps[sample.group, sample.attempt], turn[turn >= 0], penalty[turn >= 0])
     read = live & ~(silent[:, None, None] & rl.advantage.drop_zero_signal)
-    advantages = compared(rl.advantage, steps, live, read, *([began] if rl.advantage.reads_states else ()))
+    advantages = compared(rl.advantage, steps, live, read, *more)
+    left_out = rl.advantage.reads_branches and not rl.advantage.learns_forks
     return [
         Signal(np.where(turn >= 0, advantages[sample.group, sample.attempt, turn], 0.0))
-        if valid[sample.group, sample.attempt] and not (silent[sample.group] and rl.advantage.drop_zero_signal)
+        if valid[sample.group, sample.attempt]
+        and not (silent[sample.group] and rl.advantage.drop_zero_signal)
+        and not (left_out and sample.episode.fork_of is not None)
         else None
         for sample, turn in zip(samples, turns, strict=True)
     ]
@@ -212,15 +216,15 @@ _ROWS = 64  # trajectories per call: a static shape, so that nothing compiles tw
 
 
 def compared(
-    advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *states: Any
+    advantage: GroupAdvantage | TurnAdvantage, rewards: np.ndarray, mask: np.ndarray, read: np.ndarray, *more: Any
 ) -> np.ndarray:
     """What an advantage that compares attempts says of them: float as `rewards`, finite where bool `read`.
 
-    `states`: those of turns, for one that reads them.
+    `more`: the states of turns, or `branches`, for one that reads them.
     """
     axes = "one number per attempt, [N, G]" if rewards.ndim == 2 else "one number per turn, [N, G, K]"
     expected = contract.Array("advantages", axes, rewards.shape)
-    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *states), expected, read, of=[rewards])
+    return contract.numbers(advantage, contract.call(advantage, rewards, mask, *more), expected, read, of=[rewards])
 
 
 def estimated(advantage: TokenAdvantage, path: TokenPath) -> Estimate:
@@ -278,7 +282,7 @@ def by_turn(episode: Episode) -> tuple[list[np.ndarray], np.ndarray]:
     Returns:
       i64[T] of each trajectory with an action token: the turn of each action token, -1 elsewhere; and f64[K]. A reward
       of a turn without such a token is the turn's before it, also at the end of a trajectory and in one that has none:
-      every turn counts of which a token is there, whatever its kind.
+      every turn counts of which a token is there, whatever its kind. What a fork has copied is its parent's.
     """
     numbers, start = [], 0
     for trajectory in episode.trajectories:
@@ -291,8 +295,9 @@ def by_turn(episode: Episode) -> tuple[list[np.ndarray], np.ndarray]:
     live = np.unique(np.concatenate(numbers))
     live = live[live >= 0]
     rewards = np.zeros(len(live))
-    at = np.searchsorted(live, np.arange(len(episode.turn_rewards)), side="right") - 1
-    np.add.at(rewards, np.maximum(at, 0), episode.turn_rewards)
+    own = np.arange(episode.forked_at, len(episode.turn_rewards))
+    at = np.searchsorted(live, own, side="right") - 1
+    np.add.at(rewards, np.maximum(at, 0), episode.turn_rewards[episode.forked_at :])
     return [np.where(number < 0, -1, np.searchsorted(live, number)) for number in numbers], rewards
 
 
@@ -306,6 +311,18 @@ def token_rewards(episode: Episode) -> list[np.ndarray]:
         out.append(np.zeros(len(index)))
         out[-1][at[first]] = rewards[turns]
     return out
+
+
+def branches(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
+    """Of attempts [N, G]: the place in its group of the one that a fork goes on from, else -1; its first own turn."""
+    parents = np.full((len(groups), max(len(group.episodes) for group in groups)), -1)
+    forked_at = np.zeros_like(parents)
+    for g, group in enumerate(groups):
+        places = {episode.sample: place for place, episode in enumerate(group.episodes)}
+        for place, episode in enumerate(group.episodes):
+            if episode.fork_of is not None:
+                parents[g, place], forked_at[g, place] = places[episode.fork_of], episode.forked_at
+    return parents, forked_at
 
 
 def states(episode: Episode) -> list[bytes]:

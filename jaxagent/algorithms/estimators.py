@@ -1,7 +1,7 @@
 """What `rl.advantage` can name: how much better than expected something was, each formula with its constants.
 
     GroupAdvantage   one number per attempt, compared with the others at its task
-    TurnAdvantage    one per turn, from process rewards
+    TurnAdvantage    one per turn, from process rewards; from forks, with rl.branching: in branches.py
     TokenAdvantage   one per action token, along a trajectory; with a critic or without: in gae.py
 
 An advantage of your own extends one of these three, in a module of yours, and is named by its path:
@@ -29,13 +29,17 @@ from jaxagent.algorithms.advantages import (
     NoBaseline,
     NoReward,
     PassAtK,
+    TurnAdvantage,
     alone,
     group_mean_std,
 )
+from jaxagent.algorithms.agent_q import BranchPairs
+from jaxagent.algorithms.branches import TreeRL, TreeValues, VinePPO
 from jaxagent.algorithms.gae import (
     GAE,
     AdaptiveGAE,
     BilevelGAE,
+    MixedTurns,
     Return,
     TurnGAE,
     TurnVTrace,
@@ -49,21 +53,6 @@ from jaxagent.algorithms.gae import TokenAdvantage as TokenAdvantage
 from jaxagent.algorithms.gae import TokenPath as TokenPath
 from jaxagent.config.ranges import NonNegativeFloat, ZeroToOne
 from jaxagent.contract import check_arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class TurnAdvantage:
-    """One number per turn: rewards float[N, G, K] and mask bool[N, G, K] -> float[N, G, K], 0 where masked out.
-
-    The episode's reward is in its last turn's. One that reads states is called with them too, i64[N, G, K]: turns of a
-    group with equal numbers began in one state.
-    """
-
-    reads_states: ClassVar[bool] = False
-    drop_zero_signal: bool = False  # leave out groups whose rewards are all equal
-
-    def __call__(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
 
 
 class TurnMeanStd(TurnAdvantage):
@@ -128,10 +117,15 @@ ADVANTAGES: dict[str, type] = {
     "pass_at_k": PassAtK,
     "turn_mean_std": TurnMeanStd,
     "gigpo": GiGPO,
+    "vine_ppo": VinePPO,
+    "tree": TreeValues,
+    "tree_rl": TreeRL,
+    "branch_pairs": BranchPairs,
     "gae": GAE,
     "gae_adaptive": AdaptiveGAE,
     "gae_turns": TurnGAE,
     "gae_bilevel": BilevelGAE,
+    "mixed_turns": MixedTurns,
     "vtrace": VTrace,
     "vtrace_turns": TurnVTrace,
     "return": Return,

@@ -12,7 +12,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from jaxagent.algorithms.late import jax, jnp
-from jaxagent.algorithms.value_losses import Squared
+from jaxagent.algorithms.value_losses import Squared, TwoHot
 from jaxagent.config.choice import Choice
 from jaxagent.config.model import OptimizerConfig
 from jaxagent.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ZeroToOne
@@ -229,6 +229,24 @@ class TurnGAE(TurnVTrace):
 
     def __call__(self, path: TokenPath) -> Estimate:
         return super().__call__(path._replace(log_rho=jnp.zeros_like(path.log_rho)))
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedTurns(TokenAdvantage):
+    """A_k = mix (R_k + V_{k+1} - V_k) + (1 - mix) (R_k + R_{k+1} + ... - V_k), over turns as in `TurnGAE`.
+
+    One step ahead by the critic, mixed with what came of it: "WebRL" (Qi et al., arXiv 2411.02337), section 3.2. The
+    critic learns the return; there it is a classifier of success, `two_hot` with bins=2, low=-0.5 and high=1.5.
+    """
+
+    mix: ZeroToOne = 0.5
+    critic: CriticConfig = dataclasses.field(
+        default_factory=lambda: CriticConfig(loss=TwoHot(bins=2, low=-0.5, high=1.5))
+    )
+
+    def __call__(self, path: TokenPath) -> Estimate:
+        ahead, whole = (TurnGAE(gamma=1.0, lam=lam, critic=self.critic)(path) for lam in (0.0, 1.0))
+        return whole._replace(advantages=self.mix * ahead.advantages + (1.0 - self.mix) * whole.advantages)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxagent.algorithms.advantages import group_mean_std
 from jaxagent.config import ConfigError
-from jaxagent.config.ranges import FiniteFloat
+from jaxagent.config.ranges import FiniteFloat, PositiveInt
 from jaxagent.contract import check_arrays
 from jaxagent.types import Group
 
@@ -141,7 +141,26 @@ def weights_of(preferences: Any, task: str) -> dict[str, float]:
     return {name: float(preferences[name]) for name in sorted(preferences)}
 
 
-GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled}
+@dataclasses.dataclass(frozen=True)
+class OutcomeModel:
+    """What a model says of an episode takes the place of the environment's check, and is opened with it.
+
+    WebRL (arXiv 2411.02337): 1 where its probability of success is 0.5 or more, else 0. See runs/outcome_reward.py.
+    """
+
+    folder: str = ""  # of the stage "outcome_model", or of a language model that answers YES or NO; "" = this run's own
+    tokens: PositiveInt = 16384  # of a language model's prompt at most, of which the end is kept; WebRL's code
+
+    def __call__(self, group: Group) -> Sequence[float]:
+        """One reward per episode."""
+        raise NotImplementedError("opened by the stage that it rewards")
+
+
+GROUP_REWARDS: dict[str, type] = {
+    "preferences": Preferences,
+    "gdpo": Decoupled,
+    "outcome_model": OutcomeModel,
+}
 
 
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:

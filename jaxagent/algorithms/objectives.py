@@ -9,7 +9,7 @@ No jax before an entry is called: a config is read without it.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from jaxagent.algorithms.late import jax, jnp
 from jaxagent.config.ranges import NonNegativeFloat, PositiveFloat, ZeroToOne, more_than
@@ -165,6 +165,37 @@ class Reinforce:
 
 
 @dataclasses.dataclass(frozen=True)
+class WebRL:
+    """h(x) / b with x = b d - A, over a turn: its mean log ratio to the reference, d, is drawn towards A / b.
+
+    d is the mean of log p - log p_ref over the turn's tokens, b is `rl.kl.coefficient`, and h the smooth L1: x^2 / 2
+    within 1 of 0, else |x| - 1/2. Whoever has passed A / b is left there, and turns of A <= 0 are left out, unless
+    `negative`. The gradient of d is b d - A, at most 1 in size: that of REINFORCE with the pull to the reference in the
+    advantage. No ratio to the policy that sampled: turns of any policy may be learnt from.
+
+    "WebRL" (Qi et al., arXiv 2411.02337) has (b d - A)^2, with sums for means; this is the form of its released code.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("turns",)
+    reads_reference: ClassVar[bool] = True
+    sure: ZeroToOne = 0.8  # from this probability per token under the reference on a turn has `sure_factor` times b
+    sure_factor: PositiveFloat = 5.0
+    negative: bool = False  # whether turns of A < 0 count, as in the paper
+
+    def __call__(self, tokens: Tokens) -> Losses:
+        reference = tokens.reference_logprobs
+        assert reference is not None  # `reads_reference`
+        length = jnp.maximum(tokens.turn_sum(jnp.ones_like(reference)), 1.0)
+        gain = tokens.turn_sum(tokens.logprobs - reference) / length
+        sure = jnp.exp(tokens.turn_sum(reference) / length) >= self.sure
+        pull = tokens.kl_coefficient * jnp.where(sure, self.sure_factor, 1.0)
+        sign = jnp.sign(tokens.advantages) if self.negative else (tokens.advantages > 0).astype(jnp.float32)
+        short = jnp.maximum(sign * (tokens.advantages - pull * gain), 0.0)
+        loss = jnp.where(short < 1.0, 0.5 * jnp.square(short), short - 0.5) / pull
+        return loss, (short == 0.0).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class NoObjective:
     """0: auxiliary terms alone are trained."""
 
@@ -182,5 +213,6 @@ OBJECTIVES: dict[str, type] = {
     "sapo": SoftGate,
     "importance_sampling": ImportanceSampling,
     "reinforce": Reinforce,
+    "webrl": WebRL,
     "none": NoObjective,
 }

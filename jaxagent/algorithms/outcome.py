@@ -44,6 +44,18 @@ def through_end(episode: Episode) -> Trajectory:
     )
 
 
+def after(tokens: Sequence[int]) -> Trajectory:
+    """Tokens that nobody sampled, and one token more for what would follow, as in `through_end`."""
+    length = len(tokens) + 1
+    return Trajectory(
+        tokens=np.array([*tokens, 0], np.int32),
+        kinds=np.array([TokenKind.PROMPT] * len(tokens) + [TokenKind.ACTION], np.uint8),
+        logprobs=np.zeros(length, np.float32),
+        policy_versions=np.full(length, -1, np.int32),
+        turns=np.zeros(length, np.int32),
+    )
+
+
 def binary(episodes: Sequence[Episode], min_reward: float) -> list[Streams]:
     """Streams of one update: label 1 for a reward of `min_reward` or more, all episodes alike."""
     return [_at_end(through_end(e), 1.0 / len(episodes), float(e.total_reward >= min_reward)) for e in episodes]

@@ -73,6 +73,7 @@ def _total(sequence: jax.Array) -> Callable[[jax.Array], jax.Array]:
 
 # exp(20) is far outside any clip range; the bound keeps values and gradients finite for tokens of weight 0.
 _MAX_LOG_RATIO = 20.0
+_MOST_TURNS = 4096  # of a sequence
 Losses = tuple[jax.Array, jax.Array]
 
 
@@ -99,6 +100,10 @@ class Tokens(NamedTuple):
     entropy: jax.Array | None = None  # of the policy's distribution, in nats; no gradient
     rewards: jax.Array | None = None  # the episode's; only where the objective's `reads` has "rewards"
     ages: jax.Array | None = None  # versions between the sampler and the step's policy; where it has "ages"
+    # f32[...] -> the sum over each token's turn, at each of its tokens; where it has "turns".
+    turn_sum: Callable[[jax.Array], jax.Array] = _by_hand
+    reference_logprobs: jax.Array | None = None  # under rl.kl's reference; where the objective has `reads_reference`
+    kl_coefficient: float = 1.0  # of rl.kl; the same
 
     @property
     def ratio(self) -> jax.Array:
@@ -112,7 +117,7 @@ class Tokens(NamedTuple):
         return self.sequence_sum(jnp.ones_like(self.logprobs))
 
 
-READABLE = ("rewards", "ages")  # what `reads` of an objective may name
+READABLE = ("rewards", "ages", "turns")  # what `reads` of an objective may name
 
 
 def reads_of(objective: Any) -> tuple[str, ...]:
@@ -129,9 +134,11 @@ def tokens_of(
     advantages: jax.Array,
     mask: jax.Array,
     sequence: jax.Array,
+    turns: jax.Array | None = None,
+    kl_coefficient: float = 1.0,
     **more: jax.Array | None,
 ) -> Tokens:
-    """The tokens of packed rows, f32[B, R] each; mask and sequence as of `segments.sequence_sum`."""
+    """The tokens of packed rows, f32[B, R] each; mask and sequence as of `sequence_sum`. `turns`: whole numbers."""
     types = [float, float, float, bool, int]
     contract.check_arrays(logprobs, old_logprobs, advantages, mask, sequence, types=types)
     old_logprobs, advantages, more = jax.lax.stop_gradient((old_logprobs, advantages, more))
@@ -142,7 +149,15 @@ def tokens_of(
     def total(values: jax.Array) -> jax.Array:
         return sequence_sum(values, mask, sequence)
 
-    return Tokens(logprobs, old_logprobs, advantages, mean, total, mask, **more)
+    def of_turn(values: jax.Array) -> jax.Array:
+        assert turns is not None
+        return sequence_sum(values, mask, _MOST_TURNS * sequence + turns.astype(sequence.dtype))
+
+    turn_sum = _by_hand if turns is None else of_turn
+    return Tokens(
+        logprobs, old_logprobs, advantages, mean, total, mask,
+        turn_sum=turn_sum, kl_coefficient=kl_coefficient, **more,
+    )  # fmt: skip
 
 
 Array = Any  # numpy.ndarray or jax.Array

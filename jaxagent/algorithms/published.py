@@ -15,19 +15,26 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxagent.algorithms.agent_q import UCB
 from jaxagent.algorithms.aggregate import Aggregation, Constant, RolloutMean, SequenceMean, TokenMean
+from jaxagent.algorithms.branching import Planned
 from jaxagent.algorithms.corrections import OPSM, Importance, Mask
 from jaxagent.algorithms.estimators import (
     GAE,
     AdaptiveGAE,
+    BranchPairs,
     GroupMean,
     GroupMeanStd,
     LeaveOneOut,
     LeaveOneOutStd,
     MaxAtK,
+    MixedTurns,
     PassAtK,
     Return,
+    TreeRL,
+    TreeValues,
     TurnMeanStd,
+    VinePPO,
     VTrace,
 )
 from jaxagent.algorithms.objectives import (
@@ -39,8 +46,19 @@ from jaxagent.algorithms.objectives import (
     PPOClip,
     Reinforce,
     SoftGate,
+    WebRL,
 )
-from jaxagent.config import ConfigError, EchoConfig, KLConfig, PositiveNLLConfig, RefillConfig, RLConfig, nearest
+from jaxagent.config import (
+    ConfigError,
+    EchoConfig,
+    KLConfig,
+    PhasesConfig,
+    PositiveNLLConfig,
+    RefillConfig,
+    ReplayConfig,
+    RLConfig,
+    nearest,
+)
 from jaxagent.config.parse import hints, plain
 
 
@@ -59,6 +77,9 @@ class PublishedAlgorithm:
     echo: EchoConfig | None = None
     positive_nll: PositiveNLLConfig | None = None
     refill: RefillConfig | None = None
+    phases: PhasesConfig | None = None
+    replay: ReplayConfig | None = None
+    branching: Any = None
     distill: None = None
 
     @property
@@ -155,9 +176,31 @@ PUBLISHED: dict[str, PublishedAlgorithm] = {
         "IMPALA's V-trace (arXiv 1802.01561) over tokens", advantage=VTrace(), objective=ImportanceSampling(),
         aggregation=TokenMean(),
     ),
+    "vine_ppo": PublishedAlgorithm(
+        "VinePPO, arXiv 2410.01679, as its configs set it but for the number of continuations", advantage=VinePPO(),
+        whiten_advantages=True, kl=KLConfig(1e-4), aggregation=TokenMean(), branching=Planned(),
+    ),
+    "tree": PublishedAlgorithm(
+        "Monte-Carlo values of a tree of attempts, each without its own outcome; ours, after TreeRL and VinePPO",
+        advantage=TreeValues(), aggregation=Constant(), branching=Planned(),
+    ),
+    "tree_rl": PublishedAlgorithm(
+        "The process rewards of TreeRL, arXiv 2506.11902, on turns; its forks begin where the policy is least certain",
+        advantage=TreeRL(), aggregation=TokenMean(), branching=Planned(),
+    ),
+    "agentq": PublishedAlgorithm(
+        "Agent Q, arXiv 2408.07199, by visits alone; its search as sentient-engineering/agent-q has it",
+        advantage=BranchPairs(), objective=Reinforce(), aggregation=TokenMean(), branching=UCB(),
+    ),
     "raft": PublishedAlgorithm(
         "RAFT (arXiv 2304.06767): likelihood of the best attempts alone", objective=NoObjective(),
         positive_nll=PositiveNLLConfig(1.0),
+    ),
+    "webrl": PublishedAlgorithm(
+        "WebRL, arXiv 2411.02337, and its released code; a phase is 5 steps", advantage=MixedTurns(),
+        objective=WebRL(), aggregation=TokenMean(), kl=KLConfig(1.0, where="objective", refresh_every=5),
+        phases=PhasesConfig(steps=5),
+        replay=ReplayConfig(per_step=4096, turns=True, times=2.0, use="reference", coefficient=1.0),
     ),
     "echo": PublishedAlgorithm("ECHO, arXiv 2605.24517", echo=EchoConfig(0.05)),
 }  # fmt: skip
@@ -175,7 +218,10 @@ def apply(config: ConfigDict, name: str, critic: ConfigDict) -> None:
     env: Any = config.env
     fields = PUBLISHED[name].fields
     if "critic" in fields["advantage"]:
-        fields["advantage"]["critic"] = rl.advantage.get("critic", critic)
+        loss = fields["advantage"]["critic"]["loss"]
+        fields["advantage"]["critic"] = ConfigDict(rl.advantage.get("critic", critic))
+        if loss["name"] != "squared":  # what a critic learns is a part of such an algorithm
+            fields["advantage"]["critic"].loss = ConfigDict(loss)
     if fields["aggregation"]["name"] == "constant":
         turns = env.max_turns + int(env.get("final_turn", False))
         fields["aggregation"]["constant"] = float(turns * env.turn_tokens)

@@ -71,11 +71,14 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
 def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
     """The best attempt at a task with the worst, the second best with the second worst, ...: at most `per_task` pairs.
 
-    Rewards differ by `min_gap` or more; whatever it is, equal rewards make no pair.
+    Rewards differ by `min_gap` or more; whatever it is, equal rewards make no pair. Forks are left out: what they have
+    sampled themselves follows another context.
     """
     chosen = []
     for group in groups:
-        ranked = sorted(distinct(group.episodes), key=lambda e: -e.total_reward)  # stable: ties in attempts' order
+        ranked = sorted(
+            distinct(group.roots.episodes), key=lambda e: -e.total_reward
+        )  # stable: ties in attempts' order
         for i in range(min(per_task, len(ranked) // 2)):
             best, worst = ranked[i], ranked[-1 - i]
             if (gap := best.total_reward - worst.total_reward) > 0 and gap >= min_gap:
@@ -132,5 +135,5 @@ def dpo_streams(
 
 def successes(groups: Sequence[Group], min_reward: float, per_task: int) -> list[Episode]:
     """At most `per_task` distinct attempts with a reward of `min_reward` or more, the first of each task."""
-    good = ([e for e in distinct(group.episodes) if e.total_reward >= min_reward] for group in groups)
+    good = ([e for e in distinct(group.roots.episodes) if e.total_reward >= min_reward] for group in groups)
     return [episode for attempts in good for episode in attempts[:per_task]]

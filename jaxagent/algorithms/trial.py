@@ -79,14 +79,16 @@ def _try_comparison(advantage: Any, group_size: int) -> None:
     rewards, mask = draw.random(shape), np.ones(shape, bool)
     mask[1, 0], mask[2] = group_size < 2, False  # an attempt that failed, and a group of which all have
     rewards[3] = 0.0  # no signal
-    states = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
+    more = [np.resize([0, 1, 0, 2], shape)] if getattr(advantage, "reads_states", False) else []
+    if getattr(advantage, "reads_branches", False):
+        more = [np.full(shape[:2], -1), np.zeros(shape[:2], np.int64)]  # no forks
     silent = zero_signal(rewards.reshape(groups, -1), mask.reshape(groups, -1)).reshape(-1, *(1,) * (len(shape) - 1))
     read = mask & ~(silent & advantage.drop_zero_signal)
-    first, again = (compared(advantage, rewards, mask, read, *states) for _ in range(2))
+    first, again = (compared(advantage, rewards, mask, read, *more) for _ in range(2))
     where = mask & ~silent  # among equal rewards places may count
     for _ in range(4 * _equal(first[where], again[where])):  # no chance and no state is part of it
         order = draw.permutation(groups)[:, None], draw.permuted([np.arange(group_size)] * groups, axis=1)
-        other = compared(advantage, *(x[order] for x in (rewards, mask, read, *states)))
+        other = compared(advantage, *(x[order] for x in (rewards, mask, read, *more)))
         if not _equal(other[where[order]], first[order][where[order]]):
             raise ConfigError(
                 f"{contract.name_of(advantage)} depends on the order of groups, or of the attempts of a group, which "
@@ -152,6 +154,8 @@ def _sequence(draw: np.random.Generator, length: int) -> np.ndarray:
         "entropy": 10 ** draw.uniform(-2, 1.1, length),
         "rewards": np.full(length, draw.choice([-1, 0, 0.5, 1, *10 ** draw.uniform(0, 4, 2), -100])),
         "ages": 10 ** draw.uniform(0, 4, length) // 1 - 1,
+        "turns": np.arange(length) // 5,
+        "reference_logprobs": np.minimum(old + 0.1 * sign, -1e-3),
     }
     columns = [np.where(mask, x, 0.0).astype(np.float32) for x in numbers.values()]
     return np.rec.fromarrays([*columns, mask, np.zeros(length, np.int32)], names=[*numbers, "mask", "sequence"])

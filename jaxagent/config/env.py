@@ -113,7 +113,8 @@ SOURCES = Choice("jaxagent.data_pipelines.sources:SOURCES", otherwise="files:pat
 
 
 Unchecked = Literal["warn", "refuse", "ignore"]
-Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2", "nemo_gym"]
+Layout = Literal["auto", "ours", "verl", "toolrl", "flashrag", "long_text", "software", "tau_bench", "tau2", "nemo_gym",
+                 "kernelbench"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,7 @@ TEACHERS = Choice("jaxagent.algorithms.teachers:TEACHERS", otherwise="folder:pat
 TEACHER_LOSSES = Choice("jaxagent.algorithms.teachers:LOSSES")
 CURRICULA = Choice("jaxagent.data.curriculum:CURRICULA")
 GROUP_REWARDS = Choice("jaxagent.algorithms.group_rewards:GROUP_REWARDS")
+BRANCHINGS = Choice("jaxagent.algorithms.branching:BRANCHINGS")
 
 
 # Below it sampling is greedy: logits divided by less lie further apart than f32 can tell, and their differences are
@@ -84,7 +85,8 @@ class KLConfig:
 
     coefficient: PositiveFloat = 0.04  # DeepSeekMath, arXiv 2402.03300, section 4.2
     estimator: Literal["k1", "k2", "k3", "k3+", "abs"] = "k3"  # of algorithms/policy_loss.py
-    where: Literal["loss", "reward", "advantage"] = "loss"  # advantage: token by token, after baselines
+    # advantage: token by token, after baselines. objective: the objective itself compares with the reference.
+    where: Literal["loss", "reward", "advantage", "objective"] = "loss"
     refresh_every: NonNegativeInt = 0  # RL steps between two copies of the policy into the reference; 0 = it is frozen
 
 
@@ -179,13 +181,27 @@ class OversampleConfig:
 class ReplayConfig:
     """Past successes, replayed while their probability under the policy lies in a window. See rollout/replay.py."""
 
-    per_step: PositiveInt  # attempts replayed per step at most
+    per_step: PositiveInt  # attempts replayed per step at most; turns, where these are chosen one by one
+    turns: bool = False  # whether a turn is chosen by its own probability, and not the attempt by that of all its turns
+    times: NonNegativeFloat = 0.0  # replayed at most, in multiples of what the step has sampled; 0 = no such bound
     capacity: PositiveInt = 512  # attempts kept
-    use: Literal["nll", "policy"] = "nll"  # policy: with rl.correction, and advantages from groups
+    # policy: with rl.correction, and advantages from groups. reference: with an objective that reads the reference.
+    use: Literal["nll", "policy", "reference"] = "nll"
     coefficient: PositiveFloat = 0.1
     min_reward: FiniteFloat = 1.0  # from which an attempt is a success
     low: ZeroToOne = 0.5  # exclusive bound of exp(mean log-prob per token); WebRL, arXiv 2411.02337
     high: ZeroToOne = 0.95  # inclusive bound; WebRL
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasesConfig:
+    """Failed tasks of a phase beget tasks of the next one. See rollout/phases.py."""
+
+    steps: PositiveInt  # RL steps of a phase
+    tasks: PositiveInt = 500  # new tasks of a phase at most
+    success_reward: FiniteFloat = 1.0  # from which an attempt has not failed
+    low: ZeroToOne = 0.05  # of the values of tasks that are kept; WebRL, arXiv 2411.02337
+    high: ZeroToOne = 0.75  # WebRL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +257,9 @@ class RLConfig:
     refill: RefillConfig | None = None  # None: all groups are used, with signal or without
     oversample: OversampleConfig | None = None
     curriculum: Annotated[Any, CURRICULA] | None = None  # which tasks come next; None: whole shuffled epochs
+    phases: PhasesConfig | None = None  # None: the tasks of the data alone
     replay: ReplayConfig | None = None
+    branching: Annotated[Any, BRANCHINGS] | None = None  # which attempts go on from turns of others; None: none
     routing: RoutingConfig | None = None  # of a mixture of experts; None: as by default, `routes`
 
     @property
@@ -255,7 +273,7 @@ class RLConfig:
         return getattr(self.advantage, "critic", None)
 
     def kl_in(self, where: str) -> KLConfig | None:
-        """The KL section where it is "loss", "reward" or "advantage" that it is in; else None."""
+        """The KL section where it is "loss", "reward", "advantage" or "objective" that it is in; else None."""
         return self.kl if self.kl is not None and self.kl.where == where else None
 
     @property

@@ -106,6 +106,7 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
         **({"heard": heard} if heard else {}),
+        **({} if episode.fork_of is None else {"fork_of": episode.fork_of, "forked_at": episode.forked_at}),
     }
 
 
@@ -151,6 +152,8 @@ def decode_episode(row: Any, where: str) -> Episode:
             _decode_heard(conversation, f"{where}, heard[{i}]")
             for i, conversation in enumerate(_get({"heard": []} | row, "heard", list, where))
         ),
+        fork_of=_get(row, "fork_of", int, where) if "fork_of" in row else None,
+        forked_at=_get({"forked_at": 0} | row, "forked_at", int, where),
     )
 
 

@@ -11,6 +11,7 @@ The layouts, by the names that `data.layout` gives them, and the columns that th
   tau_bench:  index, metadata {user_id, instruction, actions, outputs}: `envs.tau.rows`
   tau2:       tau2-bench's tasks, with `user_scenario`: `envs.tau2.rows`
   nemo_gym:   NeMo-Gym's, with `responses_create_params`: `envs.nemo_gym.rows`
+  kernelbench: level, name, code with `class Model`: `envs.speedup.rows`
 
 A row with an id of its own, prompt and answers is ours, whatever else it has. Columns that a layout does not know go
 to the task's metadata under their own names, where a reward finds them. What stands before the last user message of a
@@ -50,6 +51,7 @@ LAYOUTS = {
     "tau_bench": "jaxagent.envs.tau.rows",
     "tau2": "jaxagent.envs.tau2.rows",
     "nemo_gym": "jaxagent.envs.nemo_gym.rows",
+    "kernelbench": "jaxagent.envs.speedup.rows",
 }
 # A key of our own rows' metadata -> the module whose check(value, column) its value must pass.
 _IN_METADATA = {"coding": "jaxagent.envs.coding.rows", "tau2": "jaxagent.envs.tau2.rows"}

@@ -102,7 +102,7 @@ class TaskSource(Sequence[Task]):
             row = repr(rows.row_to_store(task, self._rows.place(number))).encode()
             self.ids.append(task.id)
             self.digests.append(hashlib.blake2b(row, digest_size=8).hexdigest())
-            self.contents.append(_contents(task))
+            self.contents.append(contents_of(task))
             yield row
         if self.left_out:
             self._numbers = numbers
@@ -123,8 +123,8 @@ def _digest(contents: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _contents(task: Task) -> tuple[bytes, bytes, bytes]:
-    """See `TaskSource.contents`."""
+def contents_of(task: Task) -> tuple[bytes, bytes, bytes]:
+    """Digests of a task's prompt, of prompt and answers, and of these with its metadata; see `TaskSource.contents`."""
     prompt = " ".join(task.prompt.split()).casefold()
     question = (prompt, *sorted(_PUNCTUATION.sub("", " ".join(one.split()).casefold()) or one for one in task.answers))
     rest = {name: value for name, value in task.metadata.items() if name not in _BOOKKEEPING}

@@ -31,6 +31,7 @@ ENVIRONMENTS: dict[str, str] = {
     "ragen": "jaxagent.envs.ragen.environment:Ragen",
     "browser": "jaxagent.envs.browser.environment:Browser",
     "tau2": "jaxagent.envs.tau2.environment:Tau2",
+    "speedup": "jaxagent.envs.speedup.environment:Speedup",
 }
 
 

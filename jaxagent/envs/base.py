@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -200,7 +201,7 @@ class Environment(EnvConfig):
       priced_roles: those of them that must have a price.
       solves: whether attempts have `solve()`, for `envs.check`.
       repeatable: whether an attempt that does the same is answered the same at any time: else a replay takes the
-        environment's side from the run's record.
+        environment's side from the run's record, and no attempt may be forked (`rl.branching`).
     """
 
     score = "solved"
@@ -274,6 +275,18 @@ class Environment(EnvConfig):
     def content(self, task: Task) -> str:
         """A digest of what the task's row only names, such as a folder; "" = the row is all there is."""
         return ""
+
+    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
+        """A task like one at which the policy has failed, for `rl.phases`; None = there is none this time.
+
+        A function of the task and of `rng` alone. It asks nothing that only held-out tasks may ask; whatever id.
+        """
+        return None
+
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether it has a `new_task` of its own."""
+        return type(self).new_task is not Environment.new_task
 
     def observation(self, action: str, text: str) -> Observation:
         """What an attempt shows after an action, given only its text, for demonstrations."""

@@ -120,6 +120,7 @@ class Packer:
         trajectory = streams.trajectory
         versions = trajectory.policy_versions[at]
         facts = {"rewards": np.full(len(at), streams.reward), "ages": np.where(versions < 0, 0, step - versions)}
+        facts["turns"] = trajectory.turns[at]
         facts = {name: facts[name] for name in self.reads}
         if self.experts is not None:
             recorded = trajectory.experts

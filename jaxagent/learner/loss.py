@@ -60,6 +60,7 @@ def policy_loss_of(rl: RLConfig) -> PolicyLoss:
         policy_loss,
         objective=rl.objective,
         kl_estimator=rl.kl.estimator if rl.kl else "k3",
+        kl_coefficient=rl.kl.coefficient if rl.kl else 1.0,
         opsm=rl.correction if isinstance(rl.correction, OPSM) else None,
         balance_coefficient=rl.routes.balance_loss,
     )
@@ -73,6 +74,7 @@ def policy_loss(
     extras: Extras = types.MappingProxyType({}),
     objective: Callable[[Tokens], Losses] = NoObjective(),  # noqa: B008
     kl_estimator: str = "k3",
+    kl_coefficient: float = 1.0,
     opsm: OPSM | None = None,
     balance_coefficient: float = 0.0,
     keeps_logprobs: bool = False,
@@ -83,6 +85,7 @@ def policy_loss(
       logprobs: f32[B, R] of the targets; anything (even inf or nan) at targets without weight.
       entropy: f32[B, R] of the distributions the targets were drawn from.
       extras: what the z-loss ("PaLM", arXiv 2204.02311, section 5) and distillation read, where these are on.
+      kl_coefficient: of rl.kl, for an objective that reads the reference itself.
       opsm: off-policy sequence masking; None: no sequence is masked.
       balance_coefficient: of `balance.loss`, in which a micro-batch counts by its part of the policy's weights.
       keeps_logprobs: whether the tally has the policy's log-probs.
@@ -105,7 +108,9 @@ def policy_loss(
     old = jnp.where(policy, batch.old_logprobs, 0.0)
     on_policy = jnp.where(policy, logprobs, 0.0)
     tokens = tokens_of(on_policy, old, batch.advantages, policy, batch.sequence, behaviour_logprobs=behaviour,
-                       entropy=entropy, rewards=batch.rewards, ages=batch.ages)  # fmt: skip
+                       entropy=entropy, rewards=batch.rewards, ages=batch.ages, turns=batch.turns,
+                       reference_logprobs=jnp.where(policy, batch.reference_logprobs, 0.0),
+                       kl_coefficient=kl_coefficient)  # fmt: skip
     with jax.named_scope(type(objective).__name__):
         surrogate, clipped = contract.loss_and_clipped(objective, tokens, like=logprobs)
     if opsm is not None:

@@ -52,13 +52,19 @@ class Programs:
         if self.values is not None:
             (scores["values"],) = self.values(state.critic, trajectories)
         if self.rl.kl is not None:
-            alone = [dataclasses.replace(trajectory, experts=None) for trajectory in trajectories]  # by its own router
-            scores["reference"], _ = self.logprobs(self.reference_weights(state), alone, temperature)
+            scores["reference"] = self.reference_logprobs(state, trajectories, temperature)
         if self.rl.reads_old:
             scores["old"] = self.policy_logprobs(state, trajectories, temperature)
         if self.distiller is not None:
             scores["teacher"], scores["students"] = self.distiller(state.policy, trajectories, temperature)
         return ModelScores(**scores)
+
+    def reference_logprobs(
+        self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float
+    ) -> list[np.ndarray]:
+        """f32[T] of each trajectory under the reference, which routes by its own router."""
+        alone = [dataclasses.replace(trajectory, experts=None) for trajectory in trajectories]
+        return self.logprobs(self.reference_weights(state), alone, temperature)[0]
 
     def policy_logprobs(
         self, state: TrainState, trajectories: Sequence[Trajectory], temperature: float

@@ -57,6 +57,7 @@ class Batch:
     teacher_logprobs: Array | None = None  # f32[B, R, K]  -inf: an entry that does not count
     rewards: Array | None = None  # f32[B, R]  the episode's, where the objective reads it
     ages: Array | None = None  # f32[B, R]  versions behind the step's policy, where the objective reads it
+    turns: Array | None = None  # f32[B, R]  whole numbers, of the sequence's turns, where the objective reads them
     # u8|u16[B, T, W]  the experts that the engine chose for a token, where an update replays them (models/choices.py)
     experts: Array | None = None
     ends: Array | None = None  # i32[B, T]  where beginnings are shared: the column behind the last that may see a token

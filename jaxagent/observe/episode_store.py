@@ -190,6 +190,7 @@ def columns_of(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | N
     """A line of the index, but for where its block lies."""
     tasks = {episode.task.id: episode.task for episode in episodes}
     places = {name: place for place, name in enumerate(tasks)}
+    forks = [None if e.fork_of is None else [e.fork_of, e.forked_at] for e in episodes]  # of whom, at which turn
     return {
         "tasks": list(tasks),
         "kinds": [task.kind for task in tasks.values()],
@@ -203,6 +204,7 @@ def columns_of(episodes: Sequence[Episode], learnt: Sequence[Sequence[Learnt | N
         "sampled": [sum(int((t.kinds == TokenKind.ACTION).sum()) for t in e.trajectories) for e in episodes],
         "seconds": [round(float(episode.metrics.get("total_s", 0.0)), 3) for episode in episodes],
         "error": [episode.error[:ERROR_CHARS] for episode in episodes],
+        **({"fork": forks} if any(forks) else {}),
     }
 
 

@@ -103,7 +103,11 @@ class Table {
   }
   clear() {
     this.n = 0;
-    for (const name of ["step", "task", "kind", "sample", "stop", "error", "kept", ...NUMBERS]) this[name] = [];
+    for (const name of ["step", "task", "kind", "sample", "fork", "stop", "error", "kept", ...NUMBERS]) this[name] = [];
+  }
+  attempt(r) {
+    const fork = this.fork[r];
+    return `attempt ${this.sample[r]}${fork ? `, a fork of attempt ${fork[0]} at turn ${fork[1]}` : ""}`;
   }
   async refresh() {
     const before = this.n, { text, again } = await this.lines.more();
@@ -122,6 +126,7 @@ class Table {
       this.task.push(tasks[block.task[i]]);
       this.kind.push(block.kinds[block.task[i]]);
       this.sample.push(block.sample[i]);
+      this.fork.push(block.fork ? block.fork[i] : null);
       this.stop.push(block.stop[i]);
       this.error.push(block.error[i]);
       this.kept.push(block.body > 0);

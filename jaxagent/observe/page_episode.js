@@ -171,7 +171,7 @@ VIEWS.episode = async (at, body) => {
     return next !== undefined && next >= 0 && next < table.n ? open_(one.name, log, table, next) : null;
   };
   const hop = (by, text, key) => (neighbour(by) ? make("a", { href: neighbour(by), class: "hop", "aria-keyshortcuts": key }, text) : null);
-  add(body, make("h1", {}, task ?? `episode ${row}`, make("small", { text: ` ${log}, step ${table.step[r]}, attempt ${table.sample[r]}` })),
+  add(body, make("h1", {}, task ?? `episode ${row}`, make("small", { text: ` ${log}, step ${table.step[r]}, ${table.attempt(r)}` })),
     make("p", { class: "hops" }, hop(-1, "previous (k)", "k"), hop(1, "next (j)", "j"),
       make("a", { class: "hop", href: link("group", { run: one.name, log, step: table.step[r], task }), "aria-keyshortcuts": "g" }, "its group (g)"),
       make("a", { class: "hop", href: link("episodes", { run: one.name, log }), "aria-keyshortcuts": "l" }, "the list (l)")),

@@ -179,14 +179,14 @@ VIEWS.group = async (at, body) => {
     const bar = make("i", { class: table.advantage[r] < 0 ? "bar minus" : "bar" });
     bar.style.width = `${(100 * Math.abs(table.advantage[r] || 0)) / most}%`;
     const said = texts[r + table.first];
-    return make("article", { class: "card" }, make("h3", {}, make("a", { href: open_(one.name, log, table, r) }, `attempt ${table.sample[r]}`)),
+    return make("article", { class: "card" }, make("h3", {}, make("a", { href: open_(one.name, log, table, r) }, table.attempt(r))),
       make("p", {}, "reward ", outcome(table, r), ` \u00b7 advantage ${format(table.advantage[r])} \u00b7 ${table.stop[r]} \u00b7 ${table.turns[r]} turns \u00b7 ${table.tokens[r]} tokens`),
       make("p", { class: "track" }, bar), make("p", { class: "text", text: table.error[r] || (said ? said.end : "its text is not here") }));
   });
   const steps = new Map();
   for (const r of all) steps.set(table.step[r], [...(steps.get(table.step[r]) || []), r]);
   const history = [...steps].map(([when, own]) => {
-    const paid = own.map((r) => table.reward[r]).filter((v) => v !== null);
+    const paid = own.filter((r) => !table.fork[r]).map((r) => table.reward[r]).filter((v) => v !== null);
     return make("tr", {}, make("th", { scope: "row" }, make("a", { href: link("group", { run: one.name, log, step: when, task: at.get("task") }), "aria-current": when === step && "true" }, `step ${when}`)),
       make("td", { text: own.length }), make("td", { text: format(paid.length ? paid.reduce((a, b) => a + b, 0) / paid.length : NaN) }), make("td", { text: own.length - paid.length }));
   });

@@ -96,7 +96,8 @@ def _beside_tokens(logged: Episode, again: Episode, place: str, recorded: bool) 
     both = logged, again
     values = [("trajectories", [len(e.trajectories) for e in both])]
     if not recorded:
-        values += [(name, [getattr(e, name) for e in both]) for name in ("stop_reason", "turns", "reward")]
+        fields = ("stop_reason", "turns", "reward", "fork_of", "forked_at")
+        values += [(name, [getattr(e, name) for e in both]) for name in fields]
         names = sorted({*logged.rewards, *again.rewards})
         values += [(f"rewards.{name}", [e.rewards.get(name) for e in both]) for name in names]
         values += [("turn_rewards", [list(e.turn_rewards) for e in both]), ("heard", [len(e.heard) for e in both])]

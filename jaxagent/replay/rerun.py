@@ -270,8 +270,18 @@ class RecordedSource:
         result = ReplayedStep(step)
         self.findings.steps.append(result)
         logged: list[Episode] = []
+        beside: list[Episode] = []  # attempts that forks wait for, where these alone are asked for
+        failed: dict[tuple[str, int], Episode] = {}
         for groups, tasks in rounds:
             for group, task in zip(groups, tasks, strict=True):
+                valid = [dataclasses.replace(episode, task=task) for episode in group.valid]
+                begin = min((e.sample - e.sample % len(group.episodes) for e in valid), default=0)
+                failed |= {
+                    (task.id, begin + place): dataclasses.replace(episode, sample=begin + place)
+                    for place, episode in enumerate(group.episodes)
+                    if episode.stop_reason.is_failure
+                }
+                beside += valid
                 for episode in group.episodes:
                     place = place_of(step, episode)
                     if self.request.episode not in ("", episode.task.id, name_of(episode)):
@@ -286,8 +296,13 @@ class RecordedSource:
         if self.request.episode and not logged and not result.not_compared:
             some = ", ".join(name_of(e) for groups, _ in rounds for e in groups[0].episodes[:2])
             raise ConfigError(f"--episode: step {step} has no episode '{self.request.episode}'. Some of it: {some}.")
-        again = resample.play(self.parts, self._rollout(step, logged), logged)
-        for old, new in zip(logged, again, strict=True):
+        wanted = {(episode.task.id, episode.sample) for episode in logged}
+        of_forks = {episode.task.id for episode in logged if episode.fork_of is not None and not self.request.recorded}
+        played = [e for e in beside if e.task.id in of_forks or (e.task.id, e.sample) in wanted]
+        again = resample.play(self.parts, self._rollout(step, logged, failed), played)
+        for old, new in zip(played, again, strict=True):
+            if (old.task.id, old.sample) not in wanted:
+                continue
             result.take(compare(old, new, place_of(step, old), bool(self.request.recorded)))
             for trajectory in new.trajectories:
                 result.version = max(result.version, int(trajectory.policy_versions.max(initial=-1)))
@@ -295,15 +310,14 @@ class RecordedSource:
         equal = "equal" if not result.differences else f"{len(result.differences)} episodes differ"
         self.note(f"step {step}: {counts}: {equal}")
 
-    def _rollout(self, step: int, logged: Sequence[Episode]) -> Any:
+    def _rollout(self, step: int, logged: Sequence[Episode], failed: Mapping[tuple[str, int], Episode]) -> Any:
         rl = self.parts.cfg.rl
-        sampling = dataclasses.replace(rl.sampling, temperature=attempts.temperature(rl, step))
-        own = self.parts.rollout(self.driver, sampling, attempts.of_a_group(rl), rl.tool_epsilon)
         if not self.request.recorded:
-            return own
+            return attempts.of_step(self.parts, self.driver, step, failed)
         episodes = {(episode.task.id, episode.sample): episode for episode in logged}
         timeout_s = self.parts.cfg.engine.request_timeout_s
-        return resample.RecordedRollout(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, type(own))
+        sampling, player = attempts.sampling(rl, step), self.parts.player
+        return resample.RecordedRollout(self.driver, sampling, episodes, attempts.of_a_group(rl), timeout_s, player)
 
 
 def connect(folder: Path, request: ReplayRequest, findings: Findings, note: Callable[[str], None]) -> Any:

@@ -135,6 +135,16 @@ class Conversation:
         self._append(ids, kinds)
         return text
 
+    def copied(self) -> None:
+        """Makes all so far context of another attempt's: nothing that this one has sampled, or the engine seen."""
+        self._columns.unsample()
+        self._known = 0
+
+    def differing(self, other: Conversation) -> bool:
+        """Whether its tokens are other ones than those that `other` begins with, or end before a turn of it does."""
+        end, theirs = len(self), other._columns
+        return self._columns.tokens != theirs.tokens[:end] or theirs.turns[end : end + 1] == [self.turns - 1]
+
     def trajectory(self) -> Trajectory:
         """Everything the engine has seen. An observation that no action followed was never shown, and is left out."""
         return self._columns.trajectory(self._known)
@@ -192,6 +202,11 @@ class Columns:
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
         self.turns.extend([turn] * count)
+
+    def unsample(self) -> None:
+        """Makes all so far context: of kind PROMPT, without log-probs or versions, with the experts that it had."""
+        count = len(self)
+        self.kinds[:], self.logprobs[:], self.versions[:] = [int(TokenKind.PROMPT)] * count, [0.0] * count, [-1] * count
 
     def append_action(self, turn: int, generation: Generation) -> None:
         """Appends what the policy sampled in a turn."""

@@ -17,6 +17,8 @@ import numpy as np
 from jaxagent.config import Config, RLConfig
 from jaxagent.data.curriculum import Curriculum, check_enough, weights
 from jaxagent.data.sources import TaskIterator, TaskSource, further
+from jaxagent.envs.base import Environment
+from jaxagent.rollout.phases import Phases, Values
 from jaxagent.rollout.replay import ReplayBuffer
 from jaxagent.types import Group, Task
 
@@ -24,12 +26,17 @@ from jaxagent.types import Group, Task
 class Experience:
     """Where tasks come from and what is remembered of them. Owned by the loop."""
 
-    def __init__(self, source: TaskSource, cfg: Config):
+    def __init__(self, source: TaskSource, cfg: Config, held_out: TaskSource | None = None):
+        """`held_out`: tasks that none of the new ones of `rl.phases` may be."""
         rl = self._rl = cfg.rl
         self._source, self._seed = source, cfg.seed
         self._stream = TaskIterator(source, cfg.seed, shuffle=True)
         self._curriculum = Curriculum(source, rl.curriculum, cfg.seed) if rl.curriculum else None
         self.replay = ReplayBuffer(rl.replay, cfg.seed) if rl.replay else None
+        self._phases = None
+        if rl.phases:
+            assert isinstance(cfg.env, Environment) and held_out is not None
+            self._phases = Phases(rl.phases, cfg.env, source, held_out, cfg.seed)
         self._begin(0)
 
     @property
@@ -42,8 +49,9 @@ class Experience:
         return self.tasks(self._round(step, number)[:count])
 
     def tasks(self, indices: Sequence[int]) -> list[Task]:
-        """Tasks by their place in the source."""
-        return [self._source[index] for index in indices]
+        """Tasks by their place in the source, behind which those of `rl.phases` stand."""
+        size, new = len(self._source), self._phases.tasks if self._phases else ()
+        return [self._source[index] if index < size else new[index - size] for index in indices]
 
     def assign(self, step: int) -> list[list[int]]:
         """The tasks of a step, by their place in the source: of each round that it may have, as many as it may have.
@@ -54,15 +62,18 @@ class Experience:
         rounds = self._rl.refill.max_rounds if self._rl.refill else 1
         return [self._round(step, number) for number in range(rounds)]
 
-    def record(self, groups_of_step: Sequence[Group], step: int) -> dict[str, float]:
-        """Learns from everything that a step sampled, after the step's update. Returns metrics."""
-        metrics = {}
+    def record(self, groups_of_step: Sequence[Group], step: int, values: Values | None = None) -> dict[str, Any]:
+        """Learns from all that a step sampled but forks, after its update; `values`: a critic's of tasks, or none."""
+        metrics: dict[str, Any] = {}
+        groups_of_step = [group.roots for group in groups_of_step]
         if self._curriculum is not None:
             self._curriculum.record(groups_of_step, self._places(groups_of_step, step))
             metrics |= self._curriculum.metrics()
         if self.replay is not None:
             self.replay.record(groups_of_step, step, self._rl.advantage)
             metrics["replay/size"] = float(len(self.replay))
+        if self._phases is not None:
+            metrics |= self._phases.record(groups_of_step, step, values)
         for by_step in (self._rounds, self._positions):
             by_step.pop(step, None)
         self._recorded = step + 1
@@ -79,6 +90,8 @@ class Experience:
                 state["assigned"] = {str(step): rounds for step, rounds in self._rounds.items()}
         if self.replay is not None:
             state["replay"] = self.replay.get_state()
+        if self._phases is not None:
+            state["phases"] = self._phases.get_state()
         return state
 
     def set_state(self, state: Mapping[str, Any], step: int) -> None:
@@ -91,6 +104,8 @@ class Experience:
             self._curriculum.set_state(state["curriculum"])
         if self.replay is not None and "replay" in state:
             self.replay.set_state(state["replay"])
+        if self._phases is not None and "phases" in state:
+            self._phases.set_state(state["phases"])
         assigned = state.get("assigned", {}) if self._curriculum is not None else {}
         # A config that asks for another number of tasks has them drawn anew.
         same_size = {int(at): rounds for at, rounds in assigned.items() if all(len(r) == self._size for r in rounds)}
@@ -133,7 +148,9 @@ class Experience:
         if self._curriculum is not None:
             return self._curriculum.take(self._size, step, number, set(excluded))
         if number == 0:
-            return self._stream.take_indices(self._size)
+            places = self._phases.places(step, self._size) if self._phases else []
+            new = [len(self._source) + place for place in places]
+            return new + (self._stream.take_indices(self._size - len(new)) if len(new) < self._size else [])
         return further(len(self._source), self._size, set(excluded), [self._seed, step, number])
 
     @property

@@ -139,8 +139,18 @@ def check(rl: RLConfig) -> None:
         )
     if rl.curriculum is not None:
         extend(rl.curriculum, "rl.curriculum", BySuccess)
+    if rl.phases is not None and (rl.curriculum is not None or rl.staleness):
+        raise ConfigError(
+            "rl.phases makes a phase's tasks of what the one before it has shown: it needs rl.staleness=0 and "
+            "rl.curriculum=none."
+        )
     if rl.replay is not None and rl.replay.use == "policy":
         _check_replayed_policy(rl)
+    if rl.replay is not None and rl.replay.use == "reference" and not rl.kl_in("objective"):
+        raise ConfigError(
+            "rl.replay.use='reference' needs an rl.objective that compares with the reference and with nothing else, "
+            "such as 'webrl': use 'nll' or 'policy'."
+        )
 
 
 def _check_replayed_policy(rl: RLConfig) -> None:
@@ -159,8 +169,8 @@ def _check_replayed_policy(rl: RLConfig) -> None:
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Means over the episodes of one rollout batch, with counts of stop reasons as fractions of all episodes."""
-    every = [episode for group in groups for episode in group.episodes]
+    """Means over the episodes of one rollout batch but forks, with counts of stop reasons as fractions of these."""
+    every = [episode for group in groups for episode in group.roots.episodes]
     valid = [episode for episode in every if not episode.stop_reason.is_failure]
     metrics = {f"stop/{reason}": mean(e.stop_reason == reason for e in every) for reason in StopReason}
     metrics |= {
@@ -174,6 +184,20 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     for name in sorted({name for e in valid for name in e.metrics}):
         metrics[f"episode/{name}"] = mean(e.metrics[name] for e in valid if name in e.metrics)
     return metrics
+
+
+def fork_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """How many forks there are, how they fared, what they copied, and what of it was prefilled again."""
+    forks = [e for group in groups for e in group.episodes if e.fork_of is not None]
+    valid = [e for e in forks if not e.stop_reason.is_failure]
+    late = [e for e in valid if e.forked_at]
+    return {
+        "forks/count": float(len(forks)),
+        "forks/failed": float(len(forks) - len(valid)),
+        "forks/from_start": float(len(valid) - len(late)),
+        "forks/reward": mean(e.total_reward for e in valid),
+        **{f"forks/{name}": mean(e.metrics[name] for e in late) for name in ("copied_tokens", "prefilled_tokens")},
+    }
 
 
 def by_kind(episodes: Iterable[Episode], score: str) -> dict[str, float | None]:

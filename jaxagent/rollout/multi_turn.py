@@ -29,7 +29,9 @@ from jaxagent.types import Generation, StopReason, Task
 OWN_CONVERSATION = 0  # the number of the policy's own; those that the environment begins follow
 
 
-class _TurnByTurn(PlayedWithCast):
+class TurnByTurn(PlayedWithCast):
+    """An attempt that answers the policy turn by turn."""
+
     def __init__(self, rollout: MultiTurn, task: Task, sample: int):
         super().__init__(rollout, task, sample, "env_s", *TIMES, first=OWN_CONVERSATION + 1)
         self._conversation = Conversation(rollout.tokenizer, rollout.template, rollout.config.observation_tokens)
@@ -114,5 +116,5 @@ class _TurnByTurn(PlayedWithCast):
 class MultiTurn(EpisodeRollout):
     """The rollout of attempts that answer the policy turn by turn. `company`: who plays beside the policy."""
 
-    playing = _TurnByTurn
+    playing = TurnByTurn
     company: Roles = ALONE

@@ -79,13 +79,13 @@ async def guarded(rollout: Rollout, task: Task, sample: int, plays: int = 5) -> 
     return await guarded(rollout, task, sample, plays - 1)
 
 
-def group_deadline_s(attempts: int, concurrency: int, episode_timeout_s: float) -> float:
+def group_deadline_s(attempts: int, concurrency: int, episode_timeout_s: float, rounds: int = 1) -> float:
     """Seconds from the beginning of a group's first attempt after which what is left of it is cut off.
 
     A safety, for episodes that their own deadline does not end. Attempts begin in order, so when the first one has
-    begun the others get the next places that become free.
+    begun the others get the next places that become free. `rounds`: of attempts that wait for those before them.
     """
-    in_turn = 1 + math.ceil((attempts - 1) / concurrency)
+    in_turn = rounds + math.ceil((attempts - 1) / concurrency)
     return in_turn * (episode_timeout_s + STOP_TIMEOUT_S)
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxagent.algorithms.streams import shaped
 from jaxagent.config import RLConfig, SamplingConfig
 from jaxagent.engine.driver import Driver
+from jaxagent.rollout.branching import Branched
 from jaxagent.rollout.experience import Experience
 from jaxagent.rollout.groups import (
     Failures,
     Selection,
     action_tokens,
     episode_metrics,
+    fork_metrics,
     keep_most_varied,
     oversample_metrics,
     refill,
@@ -32,6 +35,8 @@ from jaxagent.rollout.groups import (
 from jaxagent.rollout.workers import STOP_TIMEOUT_S, Rollout, batch_deadline_s, group_deadline_s, run_until_enough
 from jaxagent.runs.parts import Parts
 from jaxagent.types import Episode, Group, Task
+
+NONE: Mapping[tuple[str, int], Episode] = types.MappingProxyType({})
 
 
 def of_a_group(rl: RLConfig) -> int:
@@ -68,10 +73,11 @@ def sampling(rl: RLConfig, step: int) -> SamplingConfig:
     return dataclasses.replace(rl.sampling, temperature=temperature(rl, step))
 
 
-def of_step(parts: Parts, driver: Driver, step: int) -> Rollout:
-    """Plays a step's attempts, by their numbers in the run."""
+def of_step(parts: Parts, driver: Driver, step: int, failed: Mapping[tuple[str, int], Episode] = NONE) -> Rollout:
+    """Plays a step's attempts, by their numbers in the run; `failed`: those from which no fork may go on."""
     rl = parts.cfg.rl
-    return parts.rollout(driver, sampling(rl, step), of_a_group(rl), rl.tool_epsilon)
+    rollout = parts.rollout(driver, sampling(rl, step), of_a_group(rl), rl.tool_epsilon)
+    return rollout if rl.branching is None else Branched(rollout, rl.branching, parts.cfg.seed, failed)
 
 
 def ahead(place: int, tasks: int, attempts: int) -> int:
@@ -121,6 +127,7 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
     rl, at_once, timeout_s = parts.cfg.rl, parts.cfg.concurrent_episodes, parts.cfg.env.episode_timeout_s
     over = rl.oversample
     attempts, rollout = of_a_group(rl), of_step(parts, driver, step)
+    deadline_s = group_deadline_s(attempts, at_once, timeout_s, rl.branching.rounds(attempts) if rl.branching else 1)
     before = driver.stats()
 
     def play(number: int, tasks: list[Task]) -> list[Group]:
@@ -129,7 +136,7 @@ def collect(parts: Parts, driver: Driver, experience: Experience, step: int, ste
         begin, each_step = first(rl, step, number, steps_before), first(rl, 1, 0, 0)
         attempt = numbered_on(rollout, begin, tasks, experience.num_tasks, each_step)
         if over is None:
-            return parts.workers.collect(tasks, attempts, attempt, group_deadline_s(attempts, at_once, timeout_s))
+            return parts.workers.collect(tasks, attempts, attempt, deadline_s)
         deadline, enough = batch_deadline_s(len(tasks) * attempts, at_once, timeout_s), len(tasks) - over.extra_tasks
         groups = run_until_enough(tasks, attempts, rl.group_size, enough, attempt, at_once, deadline)
         return parts.workers.run(groups, deadline + STOP_TIMEOUT_S)
@@ -165,7 +172,7 @@ def rollouts_of_step(rl: RLConfig, experience: Experience, step: int, play: Play
 def rollouts(rl: RLConfig, step: int, chosen: Selection, rounds: list[list[Group]], more: dict[str, float]) -> Rollouts:
     """What a step trains on, whoever has played it, with its metrics."""
     chosen = dataclasses.replace(chosen, groups=keep_most_varied(chosen.groups, rl.keep_groups_frac))
-    metrics = episode_metrics(chosen.sampled) | more
+    metrics = episode_metrics(chosen.sampled) | more | (fork_metrics(chosen.sampled) if rl.branching else {})
     if selects(rl):
         metrics |= selection_metrics(chosen)
     if rl.temperature is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxagent.algorithms import checks as algorithm
 from jaxagent.algorithms.compose import as_opd
-from jaxagent.algorithms.group_rewards import Decoupled, Preferences
+from jaxagent.algorithms.group_rewards import Decoupled, OutcomeModel, Preferences
 from jaxagent.config import LEAST_TEMPERATURE, BatchConfig, Config, ConfigError, EnvConfig, nearest, relations
 from jaxagent.config.choice import object_at, own_class
 from jaxagent.config.errors import failure_line
@@ -19,6 +19,7 @@ from jaxagent.models import hf, lora
 from jaxagent.models.families import family_of
 from jaxagent.models.spec import ModelSpec
 from jaxagent.rollout import groups
+from jaxagent.rollout.multi_turn import MultiTurn
 from jaxagent.runs import roles
 
 EXACT_TILE_ROWS = 64
@@ -50,6 +51,8 @@ def check(cfg: Config) -> None:
     if cfg.model.lora and (not cfg.model.path or pathlib.Path(cfg.model.path).is_dir()):
         lora.targets(cfg.model.lora, model_spec(cfg))
     groups.check(cfg.rl)
+    if cfg.rl.branching is not None:
+        _check_branching(cfg)
     if OPD in cfg.stages:
         _check_opd(cfg)
     with_adapters = [at for at, stage in enumerate(cfg.stages) if stage in (OPD, RL)]
@@ -58,6 +61,9 @@ def check(cfg: Config) -> None:
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
+    if cfg.rl.phases is not None and (cfg.fleet is not None or not cfg.env.makes_tasks):
+        why = "who plays episodes elsewhere does not have" if cfg.fleet else f"{type(cfg.env).__qualname__} cannot make"
+        raise ConfigError(f"config.rl.phases needs new tasks, which {why}: set rl.phases=none.")
     if cfg.fleet is not None:
         _check_fleet(cfg, cfg.fleet)
     _check_rows("rl", cfg.rl.batch, cfg.env.context_tokens)
@@ -104,11 +110,33 @@ def _check_environment(cfg: Config) -> None:
     own_class(env.rollout, "config.env: rollout")
 
 
+def _check_branching(cfg: Config) -> None:
+    """Refuses forks of what nobody can bring into the state of another attempt by doing the same."""
+    env, name = cfg.env, type(cfg.env).__qualname__
+    assert isinstance(env, Environment)
+    if object_at(env.rollout, "config.env.rollout") is not MultiTurn:
+        why = "plays its attempts itself or has others play them"
+    elif cfg.roles or env.roles:
+        why = "has roles, whose answers a fork would have to be given again"
+    elif not env.repeatable:
+        why = "says that an attempt which does the same may be answered otherwise (repeatable = False)"
+    elif cfg.fleet is not None:
+        raise ConfigError("rl.branching needs fleet=none: the attempts of a group may be played by several processes.")
+    else:
+        return
+    raise ConfigError(f"rl.branching plays a parent's actions again, and config.env ({name}) {why}: use none.")
+
+
 def _check_group_reward(cfg: Config) -> None:
     """Refuses preferences for what the environment's attempts do not have, which the first group alone would tell."""
     reward, env = cfg.rl.group_reward, cfg.env
     assert isinstance(env, Environment)
     name, scores = type(env).__qualname__, (env.score, *env.components)
+    if isinstance(reward, OutcomeModel) and not reward.folder and "outcome_model" not in cfg.stages:
+        raise ConfigError(
+            "rl.group_reward='outcome_model' needs a model: name its folder (rl.group_reward.folder), or have the "
+            "stage 'outcome_model' before 'rl' in config.stages."
+        )
     if isinstance(reward, Decoupled):
         if not reward.components or len(reward.weights) not in (0, len(reward.components)):
             raise ConfigError(

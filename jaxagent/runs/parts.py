@@ -64,6 +64,7 @@ class Parts:
     workers: Workers
     roles: RunRoles
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what every player is given besides
+    held_out: TaskSource | None = None  # all of those of which `heldout` are some
 
     @property
     def row_shards(self) -> int:
@@ -294,6 +295,7 @@ def open_parts(cfg: Config, note: Callable[[str], None], plays_train: bool = Tru
             workers=workers,
             roles=roles,
             shared=shared,
+            held_out=held_out,
         )
 
 

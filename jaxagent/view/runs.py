@@ -122,11 +122,14 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def check_links(folder: Path) -> None:
-    """Raises ConfigError: something that is read of a run is a link that leads out of the run's folder."""
+    """Raises ConfigError: something that is read of a run is a link that leads out of the run's folder, or a pipe, a
+    socket or a device, for which a reader could wait without end."""
     read = [folder / name for name in READ]
     for path in [*read, *(inner for each in read if each.is_dir() for inner in each.iterdir())]:
         if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{path} is a link that leads out of the run's folder: nothing of the run is shown.")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path} is neither a file nor a folder: nothing of the run is shown.")
 
 
 def line(folder: Path, locks: set[tuple[int, int, int]]) -> dict[str, Any]:

@@ -251,6 +251,7 @@ def test_the_stage_opd_keeps_the_pull_to_the_reference(rl, make_group):
         np.testing.assert_allclose(s.advantages, [0, -0.05 * 2], rtol=1e-6)
 
 
+FORKS = dict(advantage="tree", branching="planned")
 REFUSED = (  # changes of rl, and what is said of them
     (dict(advantage="vtrace", correction=TRUNCATE), "holds importance weights already"),
     (dict(advantage="vtrace", correction=dict(name="opsm")), "'opsm' with an rl.advantage that holds"),
@@ -269,6 +270,18 @@ REFUSED = (  # changes of rl, and what is said of them
     (dict(distill=TEACHER, advantage=KEEPING, refill=dict(max_rounds=2)), "refill=none"),
     (dict(distill=TEACHER, advantage=KEEPING, keep_groups_frac=0.5), "keep_groups_frac=1"),
     (dict(positive_nll=dict(coefficient=0.1), replay=dict(per_step=2, use="nll")), "use one of them"),
+    (dict(advantage="tree"), "reads forks: set rl.branching=planned"),
+    (dict(branching="planned"), "rl.advantage takes them for independent: use 'vine_ppo', 'tree' or 'tree_rl'"),
+    (
+        FORKS | dict(branching=dict(name="planned", roots=8)),
+        r"rl.branching.roots \(8\) must be less than rl.group_size",
+    ),
+    (FORKS | dict(aggregation="sequence_mean"), "must be 'constant' or 'token_mean' where forks are learnt from"),
+    (FORKS | dict(oversample=dict(extra_attempts=1)), "rl.branching needs rl.oversample=none"),
+    (FORKS | dict(keep_groups_frac=0.5), "rl.branching needs rl.keep_groups_frac=1.0"),
+    (FORKS | dict(tool_epsilon=0.1), "rl.branching needs rl.tool_epsilon=0.0"),
+    (FORKS | dict(group_reward="preferences"), "rl.branching needs rl.group_reward=none"),
+    (FORKS | dict(branching="jaxagent.algorithms.estimators:GAE"), "must extend Branching of jaxagent.algorithms.bran"),
 )
 
 
@@ -278,6 +291,8 @@ def test_check_refuses_what_cannot_mean_anything(rl):
         with pytest.raises(ConfigError, match=message):
             checks.check(rl(**changes))
     checks.check(rl(objective="reinforce", **ONE_UPDATE))
+    checks.check(rl(**FORKS))
+    checks.check(rl(advantage="vine_ppo", branching="planned", aggregation="sequence_mean"))
     checks.check(rl(objective="reinforce", staleness=4, correction=TRUNCATE, **ONE_UPDATE))
     checks.check(rl(objective="importance_sampling", staleness=4, updates_per_step=2))
     checks.check(rl(advantage="gae_bilevel", kl=dict(coefficient=0.1, where="loss")))

@@ -465,9 +465,9 @@ def test_what_an_objective_reads_must_be_there():
     class Greedy(objectives_.Reinforce):
         reads = ("rewards", "gold")
 
-    with pytest.raises(ConfigError, match=r"Greedy.reads is \('rewards', 'gold'\): a tuple of rewards, ages\."):
+    with pytest.raises(ConfigError, match=r"Greedy.reads is \('rewards', 'gold'\): a tuple of rewards, ages, turns\."):
         trial.check_answers(dataclasses.replace(RL, objective=Greedy()))
-    assert policy_loss.reads_of(objectives_.PPOClip()) == () and policy_loss.READABLE == ("rewards", "ages")
+    assert policy_loss.reads_of(objectives_.PPOClip()) == () and policy_loss.READABLE == ("rewards", "ages", "turns")
 
 
 @pytest.mark.parametrize("what", [*NUMBER, "too few", "a set"])

@@ -75,7 +75,10 @@ def guarded(function):
 
 
 def tokens(mask, *inputs):
-    return tokens_of(*inputs, mask, jnp.asarray(SEQUENCE))
+    reference = jnp.where(mask, inputs[1], 0.0)
+    return tokens_of(
+        *inputs, mask, jnp.asarray(SEQUENCE), turns=jnp.broadcast_to(TURNS, SHAPE), reference_logprobs=reference
+    )
 
 
 def discounted(r, v, log_rho):

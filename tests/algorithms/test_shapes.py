@@ -25,6 +25,7 @@ GROUP = array(F, 2, 3), array(B, 2, 3)
 TOKENS = array(F, 2, 3), array(F, 2, 3), array(F, 2, 3)
 PATH = T, T, FLAGS, IDS, T
 TURNS = array(F, 2, 2, 3), array(B, 2, 2, 3), array(I, 2, 2, 3)
+FORKS = array(I, 2, 2) - 2, array(I, 2, 2) - 1
 # What these do not read.
 UNREAD = {name: tuple(f"{kind} of argument {i}" for i in which for kind in ("rank", "shape", "dtype"))
           for name, which in {"gae": (3, 4), "gae_adaptive": (3, 4), "return": (1, 3, 4), "gae_turns": (4,),
@@ -39,7 +40,8 @@ CASES = [
     *((entry(k=2), GROUP) for entry in BEST_OF_K.values()),
     (advantages.zero_signal, GROUP),
     (advantages.whiten, GROUP),
-    *((entry(), TURNS[: 2 + entry.reads_states]) for entry in TURN.values()),
+    *((entry(), TURNS[: 2 + entry.reads_states]) for entry in TURN.values() if not entry.reads_branches),
+    *((entry(), (*TURNS[:2], *FORKS)) for entry in TURN.values() if entry.reads_branches),
     *((entry(), (T, T)) for entry in (corrections.Importance, corrections.Mask)),
     (corrections.Mask(veto=1e-4).vetoes, (T, T)),
     (policy_loss.kl_estimate, (T, T, "k3")),

@@ -22,12 +22,13 @@ CONSTANTS = {
     "gae_adaptive": dict(gamma=GAMMA, alpha=ALPHA, returns_lam=RETURNS_LAM),
     "vtrace": dict(gamma=GAMMA, lam=LAM),
     "vtrace_turns": dict(gamma=TURN_GAMMA, lam=LAM),
+    "mixed_turns": dict(mix=0.25),
     "return": dict(gamma=GAMMA),
 }
 ENTRIES = {name: TOKEN[name](**constants) for name, constants in CONSTANTS.items()}
 
 
-NAMES = ("gae", "gae_turns", "gae_bilevel", "gae_adaptive", "vtrace", "vtrace_turns")
+NAMES = ("gae", "gae_turns", "gae_bilevel", "gae_adaptive", "vtrace", "vtrace_turns", "mixed_turns")
 T = 12
 
 
@@ -61,6 +62,13 @@ def by_loops(name, r, v, turns, rho):
         turn_of = np.cumsum([i in first for i in range(n)]) - 1
         advantages = [over[k] for k in turn_of]
         return advantages, [advantages[i] + v[i] if i in first else 0.0 for i in range(n)]
+    if name == "mixed_turns":  # the published formula, turn by turn
+        totals = [sum(r[i : j + 1]) for i, j in zip(first, last, strict=True)]
+        following = [v[i] for i in first[1:]] + [0.0]
+        turn_of, left = np.cumsum([i in first for i in range(n)]) - 1, [sum(totals[k:]) for k in range(len(totals))]
+        both = zip(totals, following, left, first, strict=True)
+        mixed = [0.25 * (x + w - v[i]) + 0.75 * (rest - v[i]) for x, w, rest, i in both]
+        return [mixed[k] for k in turn_of], [left[turn_of[i]] if i in first else 0.0 for i in range(n)]
     if name == "gae_bilevel":
         following = [v[i] for i in last[1:]] + [0.0]
         high = sums([r[i] + turn_g * w - v[i] for i, w in zip(last, following, strict=True)], turn_g * lam)
@@ -107,7 +115,7 @@ def test_equals_loops_over_action_tokens_alone(seed, name, keep):
     np.testing.assert_allclose(np.asarray(got.returns)[mask], returns, rtol=1e-5, atol=1e-5)
     assert not any(np.any(np.asarray(x)[~mask]) for x in got)
     # A critic of turns learns at their first tokens, any other at all of them.
-    first = np.diff(turns[mask], prepend=-1) != 0 if name in ("gae_turns", "vtrace_turns") else True
+    first = np.diff(turns[mask], prepend=-1) != 0 if name in ("gae_turns", "vtrace_turns", "mixed_turns") else True
     np.testing.assert_array_equal(np.asarray(got.learnt)[mask], np.broadcast_to(first, mask.sum()))
 
 

@@ -216,6 +216,11 @@ OF_LAYOUT = {
     "tau2": {"id": "a", "user_scenario": {"instructions": "i"}, "ticket": "t"},
     "software": {"instance_id": "i", "problem_statement": "p", "FAIL_TO_PASS": ["t"], "PASS_TO_PASS": []},
     "nemo_gym": {"responses_create_params": {"input": "q"}, "expected_answer": "a"},
+    "kernelbench": {
+        "level": 1,
+        "name": "1_Square",
+        "code": "class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...",
+    },
     "ours": OURS,
 }
 

@@ -11,6 +11,7 @@ PIPELINES = {
     "long_geography": ("--chunk_tokens=0", "--forget_frac=2"),
     "orchestra": ("--num=-1", "--topk=0"),
     "python_tasks": ("--num=-5",),
+    "speedup_tasks": ("--demonstrations=-1", "--slow_frac=70"),
     "tau_store.__main__": ("--users=0", "--curriculum=-1"),
     "terminal": ("--num=0", "--jobs=0", "--early_done_frac=50"),
     "text_worlds": ("--num=-5", "--flawed_frac=70"),

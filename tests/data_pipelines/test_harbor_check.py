@@ -2,15 +2,17 @@
 
 import asyncio
 import dataclasses
+import json
 import random
 
 import pytest
 
-from data_pipelines import harbor
+from data_pipelines import harbor, terminal_folders
 from data_pipelines.sandbox_workspaces import ImageWorkspaces
 from jaxagent.config import SoftwareConfig
 from jaxagent.config.flags import parse_config
 from jaxagent.data.sources import HELD_OUT, TRAIN, load_tasks
+from jaxagent.data.tokenizer import Tokenizer
 from jaxagent.envs.base import Opening, Transcript
 from jaxagent.envs.terminal import folders, rows
 from jaxagent.envs.terminal.verify import VerifierError, prepare, verify
@@ -71,6 +73,28 @@ def test_twenty_three_tasks_of_every_feature(tmp_path, images, capsys):
     names = harbor_tasks.write_all(tmp_path)
     status, table = checked(capsys, tmp_path, f"--images={images}", "--base=*=host")
     assert table == dict.fromkeys(names, "1 0 proven") and status == 0 and len(names) >= 23
+
+
+def test_generated_tasks_as_folders_are_proven_and_demonstrations_are_of_other_tasks(tmp_path, images, capsys):
+    out, again, wide = tmp_path / "laptop", tmp_path / "again", tmp_path / "wide"
+    flags = ["--laptop", "--num=12", "--demonstrations=40", "--early_done_frac=0.5"]
+    assert [terminal_folders.main([f"--out={folder}", *flags]) for folder in (out, again)] == [0, 0]
+    assert [f.read_bytes() for f in sorted(out.rglob("*.*"))] == [f.read_bytes() for f in sorted(again.rglob("*.*"))]
+    assert terminal_folders.main([f"--out={wide}", "--num=83", "--seed=1"]) == 0
+    assert terminal_folders.main([f"--out={wide}", "--num=1"]) == 2
+    instructions = [task.instruction for task in folders.read_tasks(out)]
+    shown = [json.loads(line)["prompt"] for line in (out / "full.jsonl").read_text().splitlines()]
+    assert len(set(instructions)) == 12 and len(shown) == 40 and not set(shown) & set(instructions)
+    tokenizer = Tokenizer.load(out / "tokenizer")
+    assert len(tokenizer.encode("<done>")) == 1 and tokenizer.decode(tokenizer.encode(shown[0])) == shown[0]
+    for folder in sorted(wide.iterdir())[::9]:
+        folder.rename(out / folder.name)
+    capsys.readouterr()
+    status, table = checked(capsys, out, f"--images={images}", "--base=*=host")
+    assert status == 0 and len(table) >= 20 and set(table.values()) == {"1 0 proven"}
+    broken = next(out.glob("copy_file_*"))
+    made.write(broken / "steps/work/tests/final_state.py", "raise SystemExit(2)\n")
+    assert "reward.txt nor" in checked(capsys, broken, f"--images={images}", "--base=*=host")[1][broken.name]
 
 
 @pytest.fixture

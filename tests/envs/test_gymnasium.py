@@ -211,6 +211,12 @@ def same(one, other):
 UNBOUNDED, WHOLE = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(0, 9, (2,), np.int64)
 
 
+def test_a_policy_is_told_which_characters_a_text_may_have():
+    assert form(spaces.Text(3, charset='b"a')) == 'a text of 1 to 3 characters from "\\"ab"'
+    many = spaces.Text(3, charset=frozenset(map(chr, range(32, 300))))
+    assert form(many) == "a text of 1 to 3 characters from a set of 268"
+
+
 @settings(max_examples=200, deadline=None)
 @given(SPACES, st.integers(0, 2**31))
 def test_what_a_space_samples_is_read_back(space, seed):

@@ -14,9 +14,11 @@ from jaxagent.config import ConfigError
 from jaxagent.data import rows as data_rows
 from jaxagent.data.fields import RowError
 from jaxagent.envs.base import Transcript
+from jaxagent.envs.nemo_gym import environment as nemo_gym
 from jaxagent.envs.nemo_gym import rows
-from jaxagent.envs.nemo_gym.environment import NemoGym, NemoGymAttempt
+from jaxagent.envs.nemo_gym.environment import NemoGym, NemoGymAttempt, ResourceServer
 from jaxagent.envs.server_process import REPLY_BYTES
+from jaxagent.io.http import HttpError
 from jaxagent.types import StopReason
 from tests.envs.served import opened, web_server
 
@@ -73,7 +75,8 @@ class Peer:
 async def played(peer, *actions, cut="", of=ROW, ended=StopReason.ANSWER, **settings):
     """(steps, verdict or what was raised, the attempt) of an attempt at a row."""
     async with web_server(peer.app) as url:
-        attempt = NemoGymAttempt(data_rows.to_task(of, False), NemoGym(server=url, **settings), url)
+        config = NemoGym(server=url, **settings)
+        attempt = NemoGymAttempt(data_rows.to_task(of, False), config, ResourceServer(config, print))
         steps = []
         try:
             prompt = await attempt.start()
@@ -281,3 +284,40 @@ async def _opened_on(paths, tasks):
 def test_a_servers_routes_are_looked_at_first(paths, said):
     told = asyncio.run(_opened_on(paths, [data_rows.to_task(ROW, False)]))
     assert said in told and bool(said) == bool(told)
+
+
+MORTAL = """
+import json, os
+def application():
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        paths = {"/openapi.json": {"paths": {"/seed_session": {}, "/verify": {}, "/add": {}}}, "/verify": {"reward": 1}}
+        if scope["path"] == "/add":
+            os._exit(3)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(paths.get(scope["path"], {})).encode()})
+    return app
+"""
+
+
+def test_a_process_that_dies_costs_its_attempts_and_is_started_again(tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
+    (tmp_path / "app.py").write_text(MORTAL)
+    monkeypatch.setattr(nemo_gym, "APP", tmp_path / "app.py")
+    notes = []
+    with opened(NemoGym(server="mortal:Server"), notes=notes) as (attempt_at, run):
+        first, second, third = (attempt_at(data_rows.to_task(ROW, False)) for _ in range(3))
+        run(first.start())
+        with pytest.raises(HttpError):
+            run(first.step(call("add", "{}")))
+        run(asyncio.sleep(0.3))
+        run(asyncio.wait_for(_both(second.start(), third.start()), 60))
+        assert run(second.verify(Transcript("", ()))).reward == run(third.verify(Transcript("", ()))).reward == 1
+        for attempt in (first, second, third):
+            run(attempt.close())
+    assert [note for note in notes if "again" in note] == ["mortal:Server has ended, and is started again"]
+
+
+async def _both(*starts):
+    await asyncio.gather(*starts)

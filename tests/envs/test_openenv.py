@@ -34,7 +34,7 @@ def error(code, message="no", **more):
 
 
 class Peer:
-    """A server whose answers a function of the message makes: a dict, a text, bytes, None (it closes), or a wait."""
+    """A server whose answers a function of the message makes: a dict, dicts, text, bytes, None (it closes), a wait."""
 
     def __init__(self, answer, most=math.inf, heartbeat=None, twice=False):
         self.answer, self.most, self.heartbeat, self.twice = answer, most, heartbeat, twice
@@ -63,8 +63,8 @@ class Peer:
                 if isinstance(answer, bytes):
                     await socket.send_bytes(answer)
                 else:
-                    for _ in range(1 + self.twice):
-                        await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
+                    for one in answer if isinstance(answer, list) else [answer] * (1 + self.twice):
+                        await socket.send_str(one if isinstance(one, str) else json.dumps(one))
         finally:
             self.now -= 1
         return socket
@@ -198,6 +198,61 @@ def test_a_message_that_nobody_asked_for_is_no_answer():
             await attempt.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rewards_of_a_step_that_is_answered_twice_are_no_rewards(late):
+    """The second answer comes with the next one, before it: the last step is paid what the one before it was."""
+    steps = []
+
+    def answer(said):
+        if said["type"] == "state":
+            return {"type": "state", "data": {}}
+        steps.append(result(len(steps) / 2))
+        return steps[-2:] if late and len(steps) == 3 else steps[-1]
+
+    async def play():
+        async with web_server(Peer(answer).app) as url:
+            attempt = attempt_on(url)
+            try:
+                await attempt.start()
+                for _ in range(2):
+                    await attempt.step("<action>left</action>")
+                return (await attempt.verify(Transcript("", ()))).reward
+            finally:
+                await attempt.close()
+
+    if late:
+        with pytest.raises(ValueError, match=r"before 'state' was asked|answered 'state' with 'observation'"):
+            asyncio.run(play())
+    else:
+        assert asyncio.run(play()) == 1.5
+
+
+@pytest.mark.parametrize(("tasks", "heldout", "said"), [(5, 2, ""), (5, 5, "leaves none"), (5, 7, "5 tasks in all")])
+def test_a_list_without_held_out_tasks_is_split(tasks, heldout, said):
+    answers = {"/list_environments": ["game"], "/game/splits": [{"name": "train"}]}
+    answers |= {"/game/tasks": {"tasks": [{}] * tasks}, "/game/num_tasks": {"num_tasks": tasks}}
+
+    async def look():
+        app = web.Application()
+        for path, answer in answers.items():
+            app.router.add_route("*", path, _handler(answer))
+        async with web_server(app) as url:
+            return await asyncio.to_thread(OpenEnv(server=url).tasks, heldout)
+
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            asyncio.run(look())
+    else:
+        assert {name: len(rows) for name, rows in asyncio.run(look()).items()} == {"train": 3, "heldout": 2}
+
+
+def _handler(answer):
+    async def handle(request):
+        return web.json_response(answer)
+
+    return handle
 
 
 def test_attempts_wait_for_a_place_on_a_server_that_takes_two_sessions():

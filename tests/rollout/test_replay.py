@@ -139,3 +139,55 @@ def test_policy_streams_are_corrected_by_hand():
     np.testing.assert_array_equal(s.old_logprobs, s.trajectory.logprobs)
     vetoing = dataclasses.replace(TIS, veto=0.5)
     assert replay.streams([one], cfg, vetoing, 0) == []  # exp(-3 - about -1) < .5
+
+
+def of_turns(name, *turns):
+    """An attempt whose turns, an observation before each, have tokens of these probabilities."""
+    kinds = [P] + [kind for turn in turns for kind in (*[A] * len(turn), O)]
+    t = dataclasses.replace(
+        trajectory(0, kinds), turns=np.array([0] + [k for k, x in enumerate(turns) for _ in (*x, 0)])
+    )
+    logprobs = np.array([0.0] + [math.log(p) for turn in turns for p in (*turn, 1.0)], np.float32)
+    return Success(name, 0, 1.0, 0.5, (t,)), [logprobs]
+
+
+BY_TURN = dataclasses.replace(CFG, turns=True, per_step=4, use="reference", coefficient=0.5)
+
+
+def test_turns_are_chosen_one_by_one_by_their_own_probability():
+    # The whole attempt of "a" would be too sure; one of its turns is not. The geometric mean counts.
+    rows = [of_turns("a", (0.99, 0.99), (0.6, 0.9), (0.5,)), of_turns("b", (0.2,)), of_turns("c", (0.7,), (0.8, 0.9))]
+    assert not replay.choose([rows[0][0]], lambda _: rows[0][1], dataclasses.replace(CFG, high=0.7))[0]
+    by_id = {id(s.trajectories[0]): x[0] for s, x in rows}
+    chosen, looked = replay.choose([s for s, _ in rows], lambda ts: [by_id[id(t)] for t in ts], BY_TURN)
+    assert [(s.task_id, replay.turns_of(s.trajectories[0])) for s, _ in chosen] == [("a", [1]), ("c", [0, 1])]
+    two = dataclasses.replace(BY_TURN, per_step=2)
+    chosen, _ = replay.choose([s for s, _ in rows], lambda ts: [by_id[id(t)] for t in ts], two)
+    assert [replay.turns_of(s.trajectories[0]) for s, _ in chosen] == [[1], [0]] and looked == 3
+    assert rows[0][0].trajectories[0].action_mask.sum() == 5, "what is kept is not changed"
+
+
+def test_replayed_turns_are_compared_with_the_reference_alone():
+    row = of_turns("a", (0.99,), (0.6, 0.9))
+    chosen, _ = replay.choose([row[0]], lambda _: row[1], BY_TURN)
+    (s,) = replay.streams(chosen, BY_TURN, None, 3, lambda ts: [np.full(len(t), -2.0, np.float32) for t in ts])
+    np.testing.assert_array_equal(s.policy_weights, [0, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(s.advantages, [0, 0, 0, 0.5, 0.5, 0])
+    np.testing.assert_array_equal(s.reference_logprobs[3:5], [-2, -2])
+    np.testing.assert_allclose(s.trajectory.logprobs[3:5], np.log([0.6, 0.9]), rtol=1e-6)
+    assert s.episode == 3 and (s.corrections == 1).all()
+
+
+@pytest.mark.parametrize(("turns", "most"), [(True, 6), (False, 2)])
+def test_at_most_so_many_times_what_the_step_has_sampled(turns, most):
+    cfg = dataclasses.replace(CFG, turns=turns, times=2.0, per_step=100, capacity=50)
+    buffer = ReplayBuffer(cfg, 0)
+    buffer.record([group("a", [1.0] * 40)], 0, GroupMean())
+    new = trajectory(3)
+    learnt = replay.Streams.of(new, 7, policy_weights=replay.action_mask(new))
+    beside = [learnt, replay.Streams.of(new, 8)]  # of which the second is not learnt from
+    scores = lambda ts: [np.full(len(t), math.log(0.7), np.float32) for t in ts]  # noqa: E731
+    out, counts = buffer.replayed(1, scores, TIS, beside)
+    assert len({s.episode for s in out}) == counts["replay/used"] == 2 and min(s.episode for s in out) == 9
+    assert counts.get("replay/turns", 2.0) == most
+    assert buffer.replayed(1, scores, TIS, [])[0] == []

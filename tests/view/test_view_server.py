@@ -178,6 +178,18 @@ def test_a_link_that_leads_out_of_a_run_is_not_followed(name, root, tmp_path):
     assert asked(tmp_path / "runs", "/api/run?run=one")[0][0] == 200, "inside a run links may stand"
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "summary.json", "episodes/rl.index"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, root, tmp_path):
+    run = tmp_path / "runs/one"
+    shutil.copytree(root / "one", run)
+    (run / "run.json").write_text("{}")
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    (line,) = values(tmp_path / "runs", "/api/runs")
+    assert line["status"] == "damaged" and "neither a file nor a folder" in line["error"]
+    assert asked(tmp_path / "runs", "/api/run?run=one")[0][0] == 404
+
+
 BAD = ("", "run=", "run=nobody", "run=../one", "run=%00", "run=one%0a", "run=%ff", "run=%ed%a0%80", "run[]=one",
        "run=one&run=two")  # fmt: skip
 NUMBERS = ("", "x", "-1", "1.5", "1e3", "0x10", "%00", "9" * 30, "9" * 17, "\u0663", " 1", "1_0", "nan", "1&row=y")

@@ -1,8 +1,5 @@
 """What the policy writes: one action a turn, <action>click 3</action>.
 
-    click 3          type 2 red mug     select 4 blue     press enter
-    scroll down      scroll up          back              answer blue
-
 Brackets around a number and quotes around a text may be there. Without tags, as a chat model may forget them, the last
 line is read.
 """
@@ -20,18 +17,24 @@ KEYS = {
     for name in ("Enter", "Tab", "Escape", "Backspace", "Delete", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight")
 }
 TEXT_CHARS = 2_000  # of what is typed
-WORDS = (
-    "click NUMBER, type NUMBER TEXT, select NUMBER OPTION, press KEY, scroll up, scroll down, back, or answer TEXT; "
-    "numbers are those of the page"
-)
-_NUMBERED = re.compile(r"(click|type|select)\s+\[?(\d{1,6})\]?(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
+# Kind -> what stands behind it, in words and as (number, text).
+FORMS = {
+    "click": ("NUMBER", r"\[?(\d{1,6})\]?()"),
+    "type": ("NUMBER TEXT", r"\[?(\d{1,6})\]?(?:\s(.*))?"),
+    "select": ("NUMBER OPTION", r"\[?(\d{1,6})\]?\s(.+)"),
+    "press": ("KEY", rf"()({'|'.join(KEYS)})"),
+    "scroll": ("up or down", r"()(up|down)"),
+    "back": ("", r"()()"),
+    "answer": ("TEXT", r"()(.+)"),
+}
+WORDS = ", ".join(f"{kind} {words}".strip() for kind, (words, _) in FORMS.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
     """One action."""
 
-    kind: str  # "click", "type", "select", "press", "scroll", "back", "answer"
+    kind: str  # of `FORMS`
     number: int = 0  # of an element
     text: str = ""  # typed, selected or answered; the key; "up" or "down"
 
@@ -41,35 +44,19 @@ def read(reply: str) -> tuple[Action | None, str]:
     reply = reply[: tags.MAX_CHARS]
     tagged = tags.inside(OPENING, CLOSING, reply)
     text = tagged[-1].strip() if tagged else next((s for s in map(str.strip, reversed(reply.splitlines())) if s), "")
-    if not text:
-        return None, "there is none"
-    if match := _NUMBERED.fullmatch(text):
-        kind, number, rest = match[1].lower(), int(match[2]), _unquoted(match[3] or "")
-        if kind == "select" and not rest:
-            return None, "select needs an option behind the number"
-        if kind == "click" and rest:
-            return None, "nothing stands behind click and the number"
-        if len(rest) > TEXT_CHARS or any(ord(c) < 32 and c not in "\n\t" for c in rest):
-            return None, f"what is typed has at most {TEXT_CHARS} characters, and none that cannot be seen"
-        return Action(kind, number, rest), ""
-    kind, _, rest = text.partition(" ")
-    kind, rest = kind.lower(), rest.strip()
-    if kind == "answer" and rest:
-        return Action(kind, text=_unquoted(rest)), ""
-    if kind == "back" and not rest:
-        return Action(kind), ""
-    if kind == "scroll" and rest.lower() in ("up", "down"):
-        return Action(kind, text=rest.lower()), ""
-    if kind == "press":
-        if rest.lower() in KEYS:
-            return Action(kind, text=KEYS[rest.lower()]), ""
-        return None, f"the keys are {', '.join(KEYS)}"
-    if kind in ("click", "type", "select"):
-        return None, f"{kind} needs the number of an element"
-    return None, f"'{text[:60]}' is none"
-
-
-def _unquoted(text: str) -> str:
-    text = text.strip()
-    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
-    return text[1:-1] if quoted else text
+    kind, rest, *_ = *text.split(None, 1), "", ""
+    if kind.lower() not in FORMS:
+        return None, f"'{text[:60]}' is none" if text else "there is none"
+    kind = kind.lower()
+    words, form = FORMS[kind]
+    match = re.fullmatch(form, rest, re.DOTALL | (re.IGNORECASE if kind in ("press", "scroll") else 0))
+    if not match:
+        keys = f", which is {', '.join(KEYS)}" if kind == "press" else ""
+        return None, f"behind {kind} stands {words or 'nothing'}{keys}"
+    number, written = int(match[1] or 0), (match[2] or "").strip()
+    if len(written) > TEXT_CHARS or any(ord(c) < 32 and c not in "\n\t" for c in written):
+        return None, f"a text has at most {TEXT_CHARS} characters, and none that cannot be seen"
+    if kind in ("press", "scroll"):
+        return Action(kind, 0, KEYS.get(written.lower(), written.lower())), ""
+    quoted = len(written) >= 2 and written[0] == written[-1] and written[0] in "\"'"
+    return Action(kind, number, written[1:-1] if quoted else written), ""

@@ -1,11 +1,11 @@
 """`Browsers`: the Chromium processes of a run, driven by playwright over pipes, and gone with the run whatever happens.
 
-One keeper (envs/keeper.py) is the parent of playwright's driver, which is the parent of every Chromium, each with a
-process group and session of its own. All they write lies in one temporary folder. When this process ends, also by
-kill -9, a pipe closes, and the keeper kills them all and removes the folder. Nothing listens on a port.
+One keeper (envs/keeper.py) is the parent of playwright's driver, and that of every Chromium, which has a process group
+of its own. All they write lies in one temporary folder. When this process ends, also by kill -9, a pipe closes, and the
+keeper kills them all and removes the folder. Nothing listens on a port.
 
-An episode has a fresh browser context: cookies, storage, cache and a renderer process of its own. A Chromium serves so
-many episodes, some of them at once, and then goes; one that misbehaved is given no more, and is killed with its group.
+An episode has a fresh context: cookies, storage, cache and a renderer process of its own. A Chromium serves so many,
+some of them at once, and then goes; one that misbehaved is given no more, and is killed with its group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxagent.config import ConfigError
 from jaxagent.envs import keeper
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CLOSE_S, GONE_S = 5.0, 20.0  # for a context or browser to close, and for all processes to be gone
+CLOSE_S, GONE_S = 4.0, 20.0  # for a context or browser to close, and for all processes to be gone
 ARGUMENTS = (
     # No network: no name is resolved, addresses neither, every connection goes by a proxy that does not exist.
     "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -62,6 +62,9 @@ class Browsers:
       episodes: that one process serves.
       memory_mb: of each of its processes.
       start_s: until a process is there.
+
+    Attributes:
+      killed: processes that misbehaved.
     """
 
     def __init__(self, program: str, episodes: int, memory_mb: int, start_s: float) -> None:
@@ -71,7 +74,7 @@ class Browsers:
         self._playwright: Any = None
         self._all: list[_Chromium] = []
         self._starting = asyncio.Lock()
-        self.killed = 0  # processes that misbehaved
+        self.killed = 0
 
     async def start(self) -> str:
         """Starts playwright and a first process; returns Chromium's path and version.
@@ -83,38 +86,35 @@ class Browsers:
             from playwright.async_api import Error, async_playwright
         except ImportError:
             raise ConfigError("config.env=browser needs the package playwright: pip install playwright.") from None
-        self._folder = Path(tempfile.mkdtemp(prefix="jaxagent-browser-"))
-        (self._folder / "tmp").mkdir()
-        os.mkfifo(self._folder / "wanted")
-        self._wanted = os.open(self._folder / "wanted", os.O_RDWR)
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="jaxagent-browser-"))
+        (folder / "tmp").mkdir()
+        os.mkfifo(folder / "wanted")
+        self._wanted = os.open(folder / "wanted", os.O_RDWR)
         before = os.environ.get(_DRIVER)
-        os.environ[_DRIVER] = str(self._write_driver(before))
+        os.environ[_DRIVER] = str(self._write_driver(folder, before))
         try:
-            async with asyncio.timeout(self._start_s):
+            async with asyncio.timeout(2 * self._start_s):
                 self._playwright = await async_playwright().start()
-        except (Error, OSError, TimeoutError) as error:
-            raise ConfigError(f"config.env=browser: playwright's driver does not start: {_first(error)}.") from None
+                self._program = self._found()
+                return f"{self._program}, {(await self._launch()).browser.version}"
+        except (Error, OSError, TimeoutError) as error:  # playwright draws boxes around what it says
+            lines = [line.strip(" ║═╔╗╚╝.") for line in str(error).splitlines()]
+            why = next(filter(None, lines), type(error).__name__)
+            raise ConfigError(f"config.env.chromium='{self._program}' does not start: {why}.") from None
         finally:
             os.environ.pop(_DRIVER)
-            if before is not None:
-                os.environ[_DRIVER] = before
-        self._program = self._found()
-        try:
-            await self._launch()
-        except (Error, OSError, TimeoutError) as error:
-            raise ConfigError(f"config.env.chromium={self._program} does not start: {_first(error)}.") from None
-        return f"{self._program}, {self._all[0].browser.version}"
+            os.environ |= {} if before is None else {_DRIVER: before}
 
-    def _write_driver(self, node: str | None) -> Path:
+    def _write_driver(self, folder: Path, node: str | None) -> Path:
         """A program that runs playwright's driver under a keeper."""
         import playwright
 
-        node = node or str(Path(playwright.__file__).parent / "driver" / "node")
-        path = self._folder / "driver"
-        words = (sys.executable, "-I", "-S", keeper.__file__, f"--while={self._folder}", node)
+        node = node or str(Path(str(playwright.__file__)).parent / "driver" / "node")
+        words = (sys.executable, "-I", "-S", keeper.__file__, f"--while={folder}", node)
+        limits = f"ulimit -c 0\nulimit -d {self._memory_mb * 1024}"
+        path = folder / "driver"
         path.write_text(
-            f"#!/bin/sh\nexport TMPDIR={shlex.quote(str(self._folder))}/tmp\nulimit -c 0\n"
-            f'ulimit -d {self._memory_mb * 1024}\nexec {shlex.join(words)} "$@"\n'
+            f'#!/bin/sh\nexport TMPDIR={shlex.quote(f"{folder}/tmp")}\n{limits}\nexec {shlex.join(words)} "$@"\n'
         )
         path.chmod(0o700)
         return path
@@ -136,9 +136,7 @@ class Browsers:
             browser = await self._playwright.chromium.launch(
                 executable_path=self._program,
                 args=[*ARGUMENTS, f"--js-flags=--max-old-space-size={self._memory_mb // 2}"],
-                handle_sigint=False,
-                handle_sigterm=False,
-                handle_sighup=False,
+                **dict.fromkeys(("handle_sigint", "handle_sigterm", "handle_sighup"), False),
             )
             session = await browser.new_browser_cdp_session()
             processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
@@ -158,8 +156,7 @@ class Browsers:
             chromium.begun += 1
             chromium.open += 1
         try:
-            async with asyncio.timeout(self._start_s):
-                return await chromium.browser.new_context(**settings), chromium
+            return await asyncio.wait_for(chromium.browser.new_context(**settings), self._start_s), chromium
         except BaseException:
             await self.leave(None, chromium, suspect=True)
             raise
@@ -172,8 +169,7 @@ class Browsers:
         chromium.suspect |= suspect
         try:
             if context is not None:
-                async with asyncio.timeout(CLOSE_S):
-                    await context.close()
+                await asyncio.wait_for(context.close(), CLOSE_S)
         except Exception:  # it hangs, or has died
             chromium.suspect = True
         finally:
@@ -183,40 +179,27 @@ class Browsers:
 
     async def _end(self, chromium: _Chromium) -> None:
         self._all.remove(chromium)
-        self.killed += chromium.suspect
-        try:
+        with contextlib.suppress(Exception):
             if not chromium.suspect:
-                async with asyncio.timeout(CLOSE_S):
-                    await chromium.browser.close()
-        except Exception:
-            self.killed += 1
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(chromium.group, signal.SIGKILL)
+                return await asyncio.wait_for(chromium.browser.close(), CLOSE_S)
+        self.killed += 1
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(chromium.group, signal.SIGKILL)
 
     async def close(self) -> None:
         """Ends every process and removes the folder. Raises RuntimeError: some do not go."""
-        if self._folder is None:
+        folder, self._folder = self._folder, None
+        if folder is None:
             return
-        for chromium in list(self._all):
-            await self._end(chromium)
+        await asyncio.gather(*map(self._end, list(self._all)))
         if self._playwright is not None:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._playwright.stop()
+                await asyncio.wait_for(self._playwright.stop(), CLOSE_S)
         os.close(self._wanted)
-        (self._folder / "wanted").unlink(missing_ok=True)
         if self._playwright is None:  # nobody else removes it
-            shutil.rmtree(self._folder, ignore_errors=True)
-        folder, self._folder = self._folder, None
+            shutil.rmtree(folder, ignore_errors=True)
         for _ in range(int(GONE_S / 0.02)):
             if not folder.exists():
                 return
             await asyncio.sleep(0.02)
         raise RuntimeError(f"processes of {folder} do not end")
-
-
-def _first(error: BaseException) -> str:
-    """The first line of what playwright says, which draws boxes."""
-    lines = [line.strip(" ║═╔╗╚╝") for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__).rstrip(".")

@@ -1,12 +1,6 @@
-"""A site in a real browser: the policy reads a page as a tree of elements and acts on it by their numbers.
+"""A site in a real browser: the policy reads a page as a tree of elements (`tree`) and acts on it by their numbers.
 
     --config.env=browser --config.env.site=miniwob --config.data.source=site
-
-    page "Shop" at /product/3
-    heading "Red mug"
-    [1] combobox "Size" = "S" of "S", "M", "L"
-    [2] button "Add to basket"
-                                            <action>select 1 M</action>
 
 Each attempt has a browser context of its own in a Chromium that serves several (`chromium`), and a `Visit` of
 `env.site` that answers all requests of its pages in this process (`sites`): there is no network. Pages have a clock
@@ -19,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -28,15 +23,11 @@ from jaxagent.envs.base import Attempt, Environment, Message, Observation, Openi
 from jaxagent.envs.browser import actions, tree
 from jaxagent.envs.browser.chromium import GONE_S, Browsers
 from jaxagent.envs.browser.miniwob import MiniWob
-from jaxagent.envs.browser.page import BrowserPage, Limits
+from jaxagent.envs.browser.page import BrowserPage
 from jaxagent.envs.seeds import seed_of
 from jaxagent.types import StopReason, Task, TokenKind
 
-INSTRUCTIONS = (
-    "You use a web browser. Write one action a turn between <action> and </action>: click NUMBER, type NUMBER TEXT, "
-    "select NUMBER OPTION, press KEY, scroll up, scroll down, back, or answer TEXT when you are done. Numbers are "
-    "those in brackets."
-)
+INSTRUCTIONS = f"You use a web browser. Write one action a turn, <action>...</action>, with one of: {actions.WORDS}."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,11 +60,20 @@ class Browser(Environment):
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The prompt: the goal and the first page are its text."""
-        return (Message("user", "\n\n".join(part for part in (self.instructions, text) if part) + "\n"),)
+        return (Message("user", f"{self.instructions}\n\n{text}\n".lstrip("\n")),)
 
     def observation(self, action: str, text: str) -> Observation:
         """What is shown after an action."""
         return Observation(((f"\n{text}\n", TokenKind.OBSERVATION),), self.observation_role)
+
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether the site does."""
+        return hasattr(self.site, "new_task")
+
+    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
+        """The site's, where it makes any."""
+        return self.site.new_task(failed, rng) if self.makes_tasks else None
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], BrowserAttempt]]:
@@ -84,6 +84,8 @@ class Browser(Environment):
             program = opening.run(browsers.start(), 3 * self.start_timeout_s)
             opening.note(f"browser: {program}, without its own sandbox; {self.episodes_per_browser} episodes each")
             yield lambda task: BrowserAttempt(task, self, browsers)
+            if browsers.killed:
+                opening.note(f"browser: {browsers.killed} processes of Chromium crashed or hung and were replaced")
         finally:
             opening.run(browsers.close(), 2 * GONE_S)
 
@@ -106,16 +108,11 @@ class BrowserAttempt(Attempt):
     async def start(self) -> Sequence[Message]:
         """Opens the first page, which ends the prompt."""
         config = self._config
-        self._place = await self._browsers.begin(
-            viewport={"width": config.width, "height": config.height},
-            locale="en-US",
-            timezone_id="UTC",
-            reduced_motion="reduce",
-            accept_downloads=False,
-            service_workers="block",
-        )
-        limits = Limits(config.elements, config.chars, config.load_timeout_s, config.step_timeout_s)
-        self._page = BrowserPage(self._visit, limits, seed_of(self._task))
+        size = {"width": config.width, "height": config.height}
+        same = {"locale": "en-US", "timezone_id": "UTC", "reduced_motion": "reduce"}
+        refused = {"accept_downloads": False, "service_workers": "block"}
+        self._place = await self._browsers.begin(viewport=size, **same, **refused)
+        self._page = BrowserPage(self._visit, config, seed_of(self._task))
         await self._page.open(self._place[0])
         goal = await self._visit.goal(self._page)
         self._prompt = f"{goal}\n\n{await self._page.look()}"
@@ -127,25 +124,24 @@ class BrowserAttempt(Attempt):
         assert page is not None
         self._turns += 1
         done, problem = actions.read(action)
-        text = ""
         if done is not None and done.kind == "answer":
             self._answer = done.text
             return Step(stop_reason=StopReason.ANSWER)
         if done is not None:
             problem = await page.act(done)
-            self.counters["actions"] += not problem
             self.counters["refused_requests"] = float(page.refused)
-            if not problem and await self._visit.over(page):
-                return Step(stop_reason=StopReason.ANSWER)
-        self.counters["invalid_actions"] += bool(problem)
+        self.counters["invalid_actions" if problem else "actions"] += 1
+        if not problem and await self._visit.over(page):
+            return Step(stop_reason=StopReason.ANSWER)
         if self._turns >= self._config.max_turns:
             return Step(stop_reason=StopReason.TURN_LIMIT)
+        before = page.seen
+        text = await page.look() if done is not None else before
         if not problem:
-            return Step(self._config.observation(action, await page.look()))
+            return Step(self._config.observation(action, text))
         advice = "" if done is not None else f" Write <action>...</action> with one of: {actions.WORDS}."
         parts = [(f"\nNo action: {problem}.{advice}\n", TokenKind.WARNING)]
-        if done is not None and page.seen != (text := await page.look()):  # it has changed by itself
-            parts.append((f"{text}\n", TokenKind.OBSERVATION))
+        parts += [(f"{text}\n", TokenKind.OBSERVATION)] if text != before else []  # it has changed by itself
         return Step(Observation(tuple(parts), self._config.observation_role))
 
     async def verify(self, transcript: Transcript) -> Verdict:
@@ -166,5 +162,7 @@ class BrowserAttempt(Attempt):
 
     async def close(self) -> None:
         """Closes the context."""
+        if self._page is not None:
+            await self._page.close()
         if self._place is not None:
             await self._browsers.leave(*self._place, suspect=self._page is None or self._page.broken)

@@ -71,6 +71,6 @@
     }
     cover ??= hit.cover;
   }
-  const other = cover && globalThis.refs.findIndex(one => one.el === cover || cover.contains(one.el) || one.el.contains?.(cover));
-  return {problem: 'is covered', by: cover ? {place: other, text: (cover.innerText || cover.id || cover.tagName.toLowerCase()).slice(0, 100)} : null};
+  const other = cover && globalThis.refs.find(one => one.el === cover || cover.contains(one.el) || one.el.contains?.(cover));
+  return {problem: 'is covered', by: other?.item ?? (cover && ['box', (cover.innerText || cover.id || cover.tagName).slice(0, 60)])};
 }

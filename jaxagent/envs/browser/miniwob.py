@@ -13,31 +13,28 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import json
 import mimetypes
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.browser.miniwob_pages import LEFT_OUT, step_of
 from jaxagent.envs.browser.sites import Page, Response
+from jaxagent.envs.browser.tree import find
 from jaxagent.envs.seeds import seed_of
 from jaxagent.types import Task
 
 HOST = "http://miniwob.test"
-# What the package's own driver does when an episode begins. What the page shows beside its problem goes.
-BEGIN = """(() => {
-  core.EPISODE_MAX_TIME = 1e9;
-  Math.seedrandom(SEED);
-  core.startEpisodeReal();
-  const sheet = new CSSStyleSheet();
-  sheet.replaceSync('#query { visibility: hidden } #reward-display, #click-canvas { display: none !important }');
-  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
-  const asked = core.getUtterance();
-  return asked.utterance ?? asked;
-})()"""
+# "left_out": why -> pages. "solutions": page -> what its goal says, and its steps, kind|role#number|name|text, in which
+# {0} is the goal's first group.
+_PAGES = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+LEFT_OUT = {name: why for why, names in _PAGES["left_out"].items() for name in names.split()}
+SOLUTIONS = _PAGES["solutions"]
+BEGIN = Path(__file__).with_suffix(".js").read_text("utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,20 +47,19 @@ class MiniWob:
     @property
     def root(self) -> Path:
         """The folder of the pages. Raises ConfigError: there is none."""
-        spec = None if self.folder else importlib.util.find_spec("miniwob")  # imports nothing of it
-        if spec is None and not self.folder:
-            raise ConfigError("config.env.site=miniwob needs the pages of the package: pip install miniwob --no-deps.")
-        root = Path(self.folder) if self.folder else Path(next(iter(spec.submodule_search_locations)), "html")
+        spec = importlib.util.find_spec("miniwob")  # imports nothing of it
+        root = Path(self.folder or (Path(spec.origin).parent / "html" if spec and spec.origin else ""))
         if not (root / "miniwob").is_dir():
-            raise ConfigError(f"config.env.site.folder: {root} has no folder 'miniwob' with pages.")
+            raise ConfigError(
+                "config.env.site=miniwob finds no pages: pip install miniwob --no-deps, or set its folder."
+            )
         return root.resolve()
 
     def names(self) -> list[str]:
         """The pages that are played. Raises ConfigError: one is none."""
         there = {path.stem for path in (self.root / "miniwob").glob("*.html")}
-        for name in self.pages:
-            if name not in there:
-                raise ConfigError(f"config.env.site.pages: the package has no page '{name}'.")
+        if wrong := sorted(set(self.pages) - there):
+            raise ConfigError(f"config.env.site.pages: the package has no page '{wrong[0]}'.")
         return sorted(self.pages or there - set(LEFT_OUT))
 
     def tasks(self, seed: int, num_train: int, num_heldout: int) -> dict[str, list[dict[str, Any]]]:
@@ -103,7 +99,7 @@ class Problem:
 
     async def goal(self, page: Page) -> str:
         """Has the page make its problem, and says what it asks."""
-        self._goal = await page.evaluate(BEGIN.replace("SEED", f"'{self._seed}'"))
+        self._goal = await page.evaluate(BEGIN.replace("(SEED)\n", f"('{self._seed}')\n"))
         return self._goal
 
     async def over(self, page: Page) -> bool:
@@ -117,6 +113,11 @@ class Problem:
         return Verdict(reward, {"solved": max(0.0, reward), "finished": float(done)})
 
     async def solve(self, page: Page, shown: str) -> str | None:
-        """For the pages that `miniwob_pages.SOLUTIONS` has."""
-        self._steps += 1
-        return step_of(self._name, self._steps - 1, self._goal, shown)
+        """For the pages that `SOLUTIONS` has."""
+        said, *steps = SOLUTIONS.get(self._name, [""])
+        match, self._steps = re.search(said, self._goal), self._steps + 1
+        if self._steps > len(steps) or match is None:
+            return None
+        kind, role, name, *text = (part.format(*match.groups()) for part in steps[self._steps - 1].split("|"))
+        role, _, nth = role.partition("#")
+        return " ".join([kind, str(find(shown, role, name, int(nth or 0))), *text])

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import dataclasses
 import inspect
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from jaxagent.envs.browser import tree
 from jaxagent.envs.browser.actions import Action
-from jaxagent.envs.browser.requests import form_of, site_of
-from jaxagent.envs.browser.sites import Response, Visit
+from jaxagent.envs.browser.sites import Visit
+
+if TYPE_CHECKING:
+    from jaxagent.envs.browser.environment import Browser
 
 WORLD, TREE, HANDS = (Path(__file__).with_name(f"{name}.js").read_text("utf-8") for name in ("world", "tree", "hands"))
 START_MS = 1_704_110_400_000  # of a page's clock: noon of 1 January 2024, UTC
@@ -29,18 +30,8 @@ MOST_LOOKED, MOST_NOTES, MOST_HOPS = 50_000, 6, 10  # nodes of a page; notes of 
 KEYED_CHARS = 100  # typed key by key; a longer text is put in at once
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Of one page."""
-
-    elements: int
-    chars: int
-    load_s: float  # until a page has loaded, or is read as it is
-    step_s: float  # for one answer of the page
-
-
 class BrowserPage:
-    """One tab. `open` first.
+    """One tab. `open` first, `close` last.
 
     Attributes:
       refused: requests that no site answered.
@@ -48,22 +39,20 @@ class BrowserPage:
       seen: what the last `look` has shown.
     """
 
-    def __init__(self, visit: Visit, limits: Limits, seed: int) -> None:
-        self._visit, self._limits, self._seed = visit, limits, seed
-        self._origin = site_of(visit.url)
+    def __init__(self, visit: Visit, config: Browser, seed: int) -> None:
+        self._visit, self._config, self._seed = visit, config, seed
         self._page: Any = None
         self._session: Any = None
         self._frame = ""
         self._still, self._moved = asyncio.Event(), asyncio.Event()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._failure: BaseException | None = None  # of the site
-        self._hops: dict[str, int] = {}  # of the chains of redirects
+        self._failure: Exception | None = None  # of the site
+        self._hops: dict[str, int] = {}  # request -> redirects before it
         self._tasks: set[asyncio.Task[None]] = set()
         self._notes: list[str] = []
+        self._hosts: set[str] = set()  # that were asked for in vain
         self._numbered: list[int] = []
-        self._lines: list[str] = []
-        self.refused, self.broken = 0, False
-        self.seen = ""
+        self.refused, self.broken, self.seen = 0, False, ""
 
     @property
     def url(self) -> str:
@@ -71,30 +60,25 @@ class BrowserPage:
         return self._page.url
 
     async def open(self, context: Any) -> None:
-        """Opens the site's first page in a fresh context.
-
-        Raises:
-          TimeoutError, ConnectionError: it does not come.
-        """
-        self._page = await context.new_page()
-        self._session = await context.new_cdp_session(self._page)
-        on = self._page.on
-        on("dialog", lambda dialog: self._begin(self._close_dialog(dialog)))
-        on("popup", lambda popup: self._begin(self._wait(popup.close())))
-        on("download", lambda download: self._note("A download was refused."))
-        on("filechooser", lambda chooser: self._note("The page asked for a file: there is none."))
-        on("websocket", lambda socket: self._refuse(socket.url))
-        on("crash", lambda page: self._end("the page has crashed"))
-        on("close", lambda page: self._end("the page is closed"))
-        for name, handler in (
-            ("Fetch.requestPaused", lambda event: self._begin(self._answer(event))),
-            ("Page.frameStartedLoading", lambda event: self._moves(event, True)),
-            ("Page.frameStartedNavigating", lambda event: self._moves(event, True)),
-            ("Page.frameStoppedLoading", lambda event: self._moves(event, False)),
-            ("Page.windowOpen", lambda event: self._note("A new tab was refused: pages open in this one.")),
-            ("Page.navigatedWithinDocument", lambda event: self._moved.set()),
+        """Opens the site's first page in a fresh context. Raises ConnectionError: it does not come."""
+        page = self._page = await self._wait(context.new_page())
+        self._session = await self._wait(context.new_cdp_session(page))
+        for on, name, handler in (
+            (page.on, "dialog", lambda dialog: self._begin(self._close_dialog(dialog))),
+            (page.on, "popup", lambda popup: self._begin(self._wait(popup.close()))),
+            (page.on, "download", lambda download: self._note("A download was refused.")),
+            (page.on, "filechooser", lambda chooser: self._note("The page asked for a file: there is none.")),
+            (page.on, "websocket", lambda socket: self._refuse(socket.url)),
+            (page.on, "crash", lambda page: self._end("the page has crashed")),
+            (page.on, "close", lambda page: self._end("the page is closed")),
+            (self._session.on, "Fetch.requestPaused", lambda event: self._begin(self._answer(event))),
+            (self._session.on, "Page.frameStartedLoading", lambda event: self._moves(event, False)),
+            (self._session.on, "Page.frameStartedNavigating", lambda event: self._moves(event, False)),
+            (self._session.on, "Page.frameStoppedLoading", lambda event: self._moves(event, True)),
+            (self._session.on, "Page.navigatedWithinDocument", lambda event: self._moved.set()),
+            (self._session.on, "Page.windowOpen", lambda event: self._note("A new tab was refused: there is one.")),
         ):
-            self._session.on(name, handler)
+            on(name, handler)
         world = WORLD.replace("(START, SEED)\n", f"({START_MS}, {self._seed})\n")
         *_, frames = await asyncio.gather(
             self._send("Page.enable"),
@@ -106,25 +90,23 @@ class BrowserPage:
         self._still.clear()
         self._begin(self._send("Page.navigate", url=self._visit.url))  # its answer comes with the page
         await self._settle()
-        if self._page.url == "about:blank":
+        if page.url == "about:blank":
             why = " ".join(self._notes)
             raise self._failure or ConnectionError(f"the site's first page {self._visit.url} does not come: {why}")
 
     async def act(self, action: Action) -> str:
         """Does it; what was wrong with it, or ""."""
         self._notes.clear()
+        problem = ""
         if action.kind in ("click", "type", "select"):
-            if not 0 < action.number <= len(self._numbered):
-                return f"there is no element {action.number}"
             problem = await self._on_element(action)
         elif action.kind == "scroll":
-            moved = await self._in_tree(f"({HANDS})({json.dumps({'act': 'scroll', 'text': action.text})})")
-            problem = "" if moved else f"the page does not scroll further {action.text}"
+            if not await self._in_tree(HANDS, act="scroll", text=action.text):
+                problem = f"the page does not scroll further {action.text}"
         elif action.kind == "back":
             problem = await self._back()
         else:
             await self._wait(self._page.keyboard.press(action.text))
-            problem = ""
         if not problem:
             await self._settle()
         return problem
@@ -136,60 +118,53 @@ class BrowserPage:
           TimeoutError, ConnectionError: the page does not answer, or has crashed.
           Exception: what the site has raised.
         """
-        for attempt in range(MOST_HOPS):
-            limits = {"most": self._limits.elements + 1, "look": MOST_LOOKED}
-            try:
-                view = await self._in_tree(f"({TREE})({json.dumps(limits)})")
+        view = None
+        for _ in range(MOST_HOPS):
+            with contextlib.suppress(_Gone):
+                view = await self._in_tree(TREE, most=self._config.elements + 1, look=MOST_LOOKED)
                 break
-            except _Gone:  # it has just gone on to another page
-                if attempt == MOST_HOPS - 1:
-                    raise TimeoutError("the page never stays") from None
-                await self._settle()
+            await self._settle()  # it has just gone on to another page
         if self._failure is not None:
             raise self._failure
+        if view is None:
+            raise TimeoutError("the page never stays")
         elements = [tree.Element(*item) for item in view["items"]]
-        text, self._numbered = tree.page_text(
-            view["title"],
-            view["address"],
-            elements,
-            view["above"],
-            view["below"],
-            view["left"],
-            self._limits.elements,
-            self._limits.chars,
-        )
-        self._lines = [tree.line(element) for element in elements]
-        notes = [*self._notes, *(["The page is longer than what was read of it."] if view["cut"] else [])]
+        shown = {name: view[name] for name in ("title", "address", "above", "below", "left")}
+        most, chars = self._config.elements, self._config.chars
+        text, self._numbered = tree.page_text(elements=elements, most_elements=most, most_chars=chars, **shown)
+        if self._hosts:
+            hosts = ", ".join(f'"{tree.clean(host, 60)}"' for host in sorted(self._hosts)[:MOST_NOTES])
+            self._notes.append(f"The page asked for {hosts}: there is no network.")
+        if view["cut"]:
+            self._notes.append("The page is longer than what was read of it.")
+        self.seen = "\n".join([*self._notes, text])
         self._notes.clear()
-        self.seen = "\n".join([*notes, text])
+        self._hosts.clear()
         return self.seen
 
-    async def evaluate(self, script: str) -> Any:
-        """The JSON value of an expression among the page's own scripts."""
-        return await self._evaluate(script)
+    async def close(self) -> None:
+        """Ends what it waits for. The context is closed by whoever has opened it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _on_element(self, action: Action) -> str:
-        place = self._numbered[action.number - 1]
-        arguments = {"index": place, "act": action.kind, "text": action.text}
-        try:
-            there = await self._in_tree(f"({HANDS})({json.dumps(arguments)})")
-        except _Gone:
-            there = {"problem": "is no longer on the page"}
+        if not 0 < action.number <= len(self._numbered):
+            return f"there is no element {action.number}"
+        there: Any = {"problem": "is no longer on the page"}
+        with contextlib.suppress(_Gone):
+            index = self._numbered[action.number - 1]
+            there = await self._in_tree(HANDS, index=index, act=action.kind, text=action.text)
         if "problem" in there:
-            by = there.get("by")
-            inner = by and (self._lines[by["place"]] if by["place"] >= 0 else f'"{tree.clean(by["text"], 60)}"')
-            return f"element {action.number} {there['problem']}{f' by {inner}' if inner else ''}"
-        if "x" not in there:  # done
-            return ""
-        if action.kind == "click":
-            await self._wait(self._page.mouse.click(there["x"], there["y"]))
-            return ""
-        keyboard = self._page.keyboard
-        await self._wait(keyboard.press("Delete"))  # of what is selected
-        if len(action.text) <= KEYED_CHARS:
-            await self._wait(keyboard.type(action.text))
-        else:
-            await self._wait(keyboard.insert_text(action.text))
+            by = f" by {tree.line(tree.Element(*there['by']))}" if there.get("by") else ""
+            return f"element {action.number} {there['problem']}{by}"
+        keyboard, mouse = self._page.keyboard, self._page.mouse
+        if "x" in there and action.kind == "click":
+            await self._wait(mouse.click(there["x"], there["y"]))
+        elif "x" in there:
+            await self._wait(keyboard.press("Delete"))  # of what is selected
+            typing = keyboard.type if len(action.text) <= KEYED_CHARS else keyboard.insert_text
+            await self._wait(typing(action.text))
         return ""
 
     async def _back(self) -> str:
@@ -199,68 +174,65 @@ class BrowserPage:
             return "there is no page to go back to"
         self._moved.clear()
         await self._send("Page.navigateToHistoryEntry", entryId=entries[at - 1]["id"])
-        try:
-            async with asyncio.timeout(self._limits.load_s):
-                await self._moved.wait()
-        except TimeoutError:
-            self._note("The page did not go back.")
+        with contextlib.suppress(TimeoutError):  # then it is where it was, and shown so
+            await asyncio.wait_for(self._moved.wait(), self._config.load_timeout_s)
         return ""
 
     async def _settle(self) -> None:
         """Waits until the page has loaded and done what it does of itself, on its own clock."""
+        patience_s = self._config.load_timeout_s
         for _ in range(MOST_HOPS):
             try:
-                async with asyncio.timeout(self._limits.load_s):
-                    await self._still.wait()
+                await asyncio.wait_for(self._still.wait(), patience_s)
             except TimeoutError:
-                self._note(f"The page has not finished loading in {self._limits.load_s:g} s.")
-                await self._send("Page.stopLoading")
-                self._still.set()
-            try:
-                await self._evaluate(f"window.__advance?.({TICK_MS}, {int(self._limits.load_s * 1e3)})")
-            except _Gone:
-                self._moved.clear()
-                await asyncio.sleep(0)  # the events of the next page are on their way
-                continue
-            if self._still.is_set():
-                return
-        self._note("The page goes on to further pages without end: it was stopped.")
+                await self._stop(f"The page has not finished loading in {patience_s:g} s.")
+            with contextlib.suppress(_Gone):
+                await self.evaluate(f"window.__advance?.({TICK_MS}, {int(patience_s * 1e3)})")
+                if self._still.is_set():
+                    return
+        await self._stop("The page goes on to further pages without end: it was stopped.")
+
+    async def _stop(self, why: str) -> None:
+        self._note(why)
         await self._send("Page.stopLoading")
         self._still.set()
 
     async def _answer(self, event: dict[str, Any]) -> None:
         """Has the site answer a paused request."""
-        request = event["request"]
-        is_page = event["resourceType"] == "Document" and event["frameId"] == self._frame
-        try:
-            hops = self._hops[event["requestId"]] = self._hops.pop(event.get("redirectedRequestId", ""), -1) + 1
-            response = None
-            if site_of(request["url"]) == self._origin and hops <= MOST_HOPS:
-                method, path, form = form_of(request)
-                response = self._visit.respond(method, path, form)
+        url, number, response = event["request"]["url"], event["requestId"], None
+        hops = self._hops[number] = self._hops.pop(event.get("redirectedRequestId", ""), -1) + 1
+        if hops > MOST_HOPS:
+            self._note("The page redirects without end.")
+        elif site_of(url) == site_of(self._visit.url):
+            try:
+                response = self._visit.respond(*form_of(event["request"]))
                 if inspect.isawaitable(response):
                     response = await response
-        except Exception as error:
-            self._failure, response = error, None
+            except Exception as error:
+                self._failure = error
         if response is None:
-            if hops > MOST_HOPS:
-                self._note("The page redirects without end.")
-            self._refuse(request["url"], is_page)
-            # A page that is not there leaves the present one.
-            reason = "Aborted" if is_page else "BlockedByClient"
-            await self._send("Fetch.failRequest", requestId=event["requestId"], errorReason=reason)
+            is_page = event["resourceType"] == "Document" and event["frameId"] == self._frame
+            self._refuse(url, is_page)
+            reason = "Aborted" if is_page else "BlockedByClient"  # a page that is not there leaves the present one
+            await self._send("Fetch.failRequest", requestId=number, errorReason=reason)
             return
-        await self._send("Fetch.fulfillRequest", requestId=event["requestId"], **_fulfilled(response))
+        headers = {"content-type": response.content_type, "cache-control": "no-store"}
+        headers |= {"location": response.location} if response.location else {}
+        body = response.body.encode() if isinstance(response.body, str) else response.body
+        await self._send(
+            "Fetch.fulfillRequest",
+            requestId=number,
+            responseCode=response.status,
+            responseHeaders=[{"name": name, "value": value} for name, value in headers.items()],
+            body=base64.b64encode(body).decode(),
+        )
 
     def _refuse(self, url: str, is_page: bool = False) -> None:
         self.refused += 1
-        parts = urlsplit(url)
-        if site_of(url) != self._origin:
-            self._note(
-                f'The page asked for "{tree.clean(f"{parts.scheme}://{parts.netloc}", 60)}": there is no network.'
-            )
+        if site_of(url) != site_of(self._visit.url):
+            self._hosts.add(site_of(url))
         elif is_page:
-            self._note(f'There is no page "{tree.clean(parts.path, 60)}".')
+            self._note(f'There is no page "{tree.clean(urlsplit(url).path, 60)}".')
 
     async def _close_dialog(self, dialog: Any) -> None:
         accepted = dialog.type != "prompt"
@@ -273,43 +245,33 @@ class BrowserPage:
         if text not in self._notes and len(self._notes) < MOST_NOTES:
             self._notes.append(text)
 
-    def _moves(self, event: dict[str, Any], away: bool) -> None:
-        if event["frameId"] != self._frame:
-            return
-        if away:
-            self._still.clear()
+    def _moves(self, event: dict[str, Any], still: bool) -> None:
+        if event["frameId"] == self._frame:
             self._moved.set()
-        else:
-            self._still.set()
+            self._still.set() if still else self._still.clear()
 
     def _end(self, reason: str) -> None:
         if not self._ended.done():
             self._ended.set_exception(ConnectionError(reason))
             self._ended.exception()  # looked at
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Begins what an event asks for. A failure of it shows in what the page does then."""
-
-        async def safely() -> None:
-            with contextlib.suppress(Exception):  # the page has gone on, or is closed
-                await coroutine
-
-        task = asyncio.get_running_loop().create_task(safely())
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Begins what an event asks for. A failure of it (the page has gone on) shows in what the page does then."""
+        task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: (self._tasks.discard(task), task.cancelled() or task.exception()))
 
-    async def _in_tree(self, script: str) -> Any:
-        """Evaluates in the tree's world of the main frame."""
+    async def _in_tree(self, function: str, **arguments: Any) -> Any:
+        """Calls a function in the tree's world of the main frame."""
         world = await self._send("Page.createIsolatedWorld", frameId=self._frame, worldName="tree")
-        return await self._evaluate(script, contextId=world["executionContextId"])
+        return await self.evaluate(f"({function})({json.dumps(arguments)})", contextId=world["executionContextId"])
 
-    async def _evaluate(self, script: str, **where: Any) -> Any:
-        answer = await self._send(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True, **where
-        )
-        if "exceptionDetails" in answer:
-            details = answer["exceptionDetails"]
-            raise RuntimeError(f"{details.get('exception', {}).get('description', details['text'])[:300]}")
+    async def evaluate(self, script: str, **where: Any) -> Any:
+        """The JSON value of an expression, among the page's own scripts or elsewhere."""
+        where |= {"returnByValue": True, "awaitPromise": True, "userGesture": True}
+        answer = await self._send("Runtime.evaluate", expression=script, **where)
+        if details := answer.get("exceptionDetails"):
+            raise RuntimeError(details.get("exception", {}).get("description", details["text"])[:300])
         return answer["result"].get("value")
 
     async def _send(self, method: str, **parameters: Any) -> Any:
@@ -319,28 +281,20 @@ class BrowserPage:
         """The answer of playwright, in time."""
         from playwright.async_api import Error
 
-        task = asyncio.ensure_future(answer)
+        task, patience_s = asyncio.ensure_future(answer), self._config.step_timeout_s
         try:
-            await asyncio.wait((task, self._ended), timeout=self._limits.step_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            self.broken = True
-            if self._ended.done():
-                self._ended.result()
-            raise TimeoutError(f"the page does not answer in {self._limits.step_s:g} s")
-        except Error as error:
-            if self._ended.done():
-                self.broken = True
-                self._ended.result()
-            words = str(error)
-            if any(sign in words for sign in _Gone.SIGNS):
-                raise _Gone from None
-            raise ConnectionError(words.splitlines()[0]) from None
+            await asyncio.wait((task, self._ended), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            failure = task.exception() if task.done() else TimeoutError(f"the page does not answer in {patience_s:g} s")
         finally:
-            if not task.done():
-                task.cancel()
-            elif not task.cancelled():
-                task.exception()  # looked at
+            task.cancel()
+        if failure is None:
+            return task.result()
+        if self._ended.done():
+            failure = self._ended.exception() or failure
+        elif isinstance(failure, Error) and any(sign in str(failure) for sign in _Gone.SIGNS):
+            raise _Gone from None
+        self.broken = True
+        raise ConnectionError(str(failure).splitlines()[0]) if isinstance(failure, Error) else failure from None
 
 
 class _Gone(Exception):
@@ -349,13 +303,24 @@ class _Gone(Exception):
     SIGNS = ("context was destroyed", "Cannot find context", "navigated or closed", "Promise was collected")
 
 
-def _fulfilled(response: Response) -> dict[str, Any]:
-    body = response.body.encode() if isinstance(response.body, str) else response.body
-    headers = {"content-type": response.content_type, "cache-control": "no-store"}
-    if response.location:
-        headers["location"] = response.location
-    return {
-        "responseCode": response.status,
-        "responseHeaders": [{"name": name, "value": value} for name, value in headers.items()],
-        "body": base64.b64encode(body).decode(),
-    }
+def site_of(url: str) -> str:
+    """The scheme and host of an address."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def form_of(request: Mapping[str, Any]) -> tuple[str, str, dict[str, str]]:
+    """Method, path and fields of a request of the DevTools protocol.
+
+    A body that is no such form (JSON, multipart) is the field "".
+    """
+    parts = urlsplit(request["url"])
+    form = dict(parse_qsl(parts.query, keep_blank_values=True))
+    body = b"".join(base64.b64decode(entry.get("bytes", "")) for entry in request.get("postDataEntries", ()))
+    if request.get("hasPostData"):
+        headers = {name.lower(): value for name, value in request["headers"].items()}
+        if headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+            form |= parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+        else:
+            form[""] = body.decode("utf-8", "replace")
+    return request["method"], unquote(parts.path) or "/", form

@@ -58,13 +58,13 @@ class Visit(Protocol):
     def respond(self, method: str, path: str, form: Mapping[str, str]) -> Response | None:
         """Answers a request; None = there is nothing of this name, and the request is refused. May be `async`.
 
-        Answer a form that changes something by status 303 and the `location` of what is then shown: a page that was
-        the answer itself would be asked for, and the change made, once more when the policy goes back to it.
+        A form that changes something is best answered by status 303 and the `location` of what is then shown: a page
+        that was the answer itself would be asked for, and the change made, again when the policy goes back to it.
 
         Args:
           method: "GET", "POST", ...
-          path: of the address, decoded, without the query.
-          form: fields of the query, and of a form that was sent; of several of one name the last.
+          path: decoded, without the query.
+          form: fields of the query and of a form; of several of one name the last. Another body is the field "".
         """
         ...
 
@@ -81,17 +81,16 @@ class Visit(Protocol):
         ...
 
     async def solve(self, page: Page, shown: str) -> str | None:
-        """What somebody who knows the solution does on seeing `shown`, for `envs.check`; None = nobody knows.
-
-        Args:
-          page: the page.
-          shown: the prompt, or the observation that followed the last action; `tree.find` finds ids in it.
-        """
+        """What somebody who knows the solution does, for `envs.check`; None = nobody knows. `shown` is the prompt, or
+        the observation that followed the last action; `tree.find` finds numbers in it."""
         ...
 
 
 class Site(Protocol):
-    """Settings of a site, shared by all attempts."""
+    """Settings of a site, shared by all attempts.
+
+    It may have `new_task(failed, rng)`, as `Environment.new_task`.
+    """
 
     def visit(self, task: Task) -> Visit:
         """A fresh site for an attempt at a task. Raises ConfigError: the task is none of this site's."""

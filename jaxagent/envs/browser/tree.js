@@ -75,8 +75,9 @@
       return;  // or it cannot be seen, however one scrolls
     }
     if (++here > most) return;
-    refs.push({el, rect: el.nodeType === 3});
-    items.push([role, (typeof name === 'function' ? name() : name).slice(0, CHARS), usable, ...rest()]);
+    const item = [role, (typeof name === 'function' ? name() : name).slice(0, CHARS), usable, ...rest()];
+    refs.push({el, rect: el.nodeType === 3, item: item.slice(0, 2)});
+    items.push(item);
   };
   let run = null;  // text that belongs together
   const flush = () => {

@@ -8,9 +8,8 @@
     [4] button "Add to basket"
     ... 41 more elements below: scroll down
 
-Elements that can be acted on are numbered from 1. Whatever a page itself says stands between quotes, on one line, in
-characters that can be seen and without quotes, angle brackets or a line's end, so that no page can write a line,
-a number or a tag of ours.
+Elements that can be acted on are numbered from 1. What a page itself says stands between quotes, on one line, without
+quotes, angle brackets and what cannot be seen: no page can write a line, a number or a tag of ours.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ def page_text(
 
 
 def find(shown: str, role: str, name: str = "", nth: int = 0) -> int:
-    """The number of an element in a page's text, by its role and name ("" = any); 0 = there is none.
-
-    `nth` counts those that there are, from 0.
-    """
+    """The number of the `nth` element, from 0, of a role and name ("" = any) in a page's text; 0 = there is none."""
     quoted = f' "{re.escape(clean(name))}"' if name else r"\b"
     numbers = re.findall(rf"^\[(\d+)\] {re.escape(role)}{quoted}", shown, re.MULTILINE)
     return int(numbers[nth]) if nth < len(numbers) else 0

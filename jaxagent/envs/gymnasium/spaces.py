@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxagent.config import ConfigError
 
+SHOWN_CHARACTERS = 128  # of those that a text may have
+
 
 def check_writable(space: Any, at: str = "actions") -> None:
     """Raises ConfigError where a space, or one inside it, has actions that no text here expresses."""
@@ -188,6 +190,12 @@ def _batch(space: Any, value: Any) -> Any:
     return concatenate(space, elements, empty) if elements else empty
 
 
+def _form_of_text(space: Any) -> str:
+    characters = "".join(sorted(space.character_set))
+    which = as_json(characters) if len(characters) <= SHOWN_CHARACTERS else f"a set of {len(characters)}"
+    return f"a text of {space.min_length} to {space.max_length} characters from {which}"
+
+
 def _form_of_discrete(space: Any) -> str:
     start = int(getattr(space, "start", 0))
     return f"a whole number from {start} to {start + int(space.n) - 1}"
@@ -236,7 +244,7 @@ _KINDS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], str]]] = {
     "Box": (_array, _form_of_numbers),
     "MultiDiscrete": (_array, _form_of_numbers),
     "MultiBinary": (_array, _form_of_numbers),
-    "Text": (_text, lambda s: f"a text of {s.min_length} to {s.max_length} characters"),
+    "Text": (_text, _form_of_text),
     "Dict": (
         _dict,
         lambda s: f"an object {{{'; '.join(f'{json.dumps(str(k))}: {form(v)}' for k, v in s.spaces.items())}}}",

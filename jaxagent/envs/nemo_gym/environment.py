@@ -11,6 +11,7 @@ and the response, all with the cookies of its session. A message without a call 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -71,16 +72,10 @@ class NemoGym(Environment):
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], NemoGymAttempt]]:
         """Starts the server, and looks at its routes and at the tasks."""
-        process = None
+        server = ResourceServer(self, opening.note)
         try:
-            url = self.server.rstrip("/")
             with as_config_error(f"config.env.server='{self.server}'"):
-                if not url.startswith(("http://", "https://")):
-                    variables = variables_of(self.variables, "config.env.variables")
-                    variables |= {"RESOURCES_SERVER": self.server, "RESOURCES_CONFIG": self.arguments}
-                    process = ServerProcess(ServerProgram(f"{APP}:application()", self.python, variables=variables))
-                    opening.run(process.start("/openapi.json", self.start_timeout_s), self.start_timeout_s + STOP_S)
-                    url = process.url
+                url = opening.run(server.url(), self.start_timeout_s + STOP_S)
                 routes = opening.run(_routes(url, self.call_timeout_s), self.call_timeout_s + STOP_S)
             opening.note(f"NeMo-Gym routes: {', '.join(routes)}")
             for route in ("/seed_session", "/verify"):
@@ -95,10 +90,39 @@ class NemoGym(Environment):
                         raise ConfigError(f"the server has no route /{tool.name} for the tool of task {task.id!r}.")
 
             opening.check(look)
-            yield lambda task: NemoGymAttempt(task, self, url)
+            yield lambda task: NemoGymAttempt(task, self, server)
         finally:
-            if process is not None:
-                opening.run(process.close(), STOP_S + 10.0)
+            opening.run(server.close(), STOP_S + 10.0)
+
+
+class ResourceServer:
+    """The one that all attempts of a run have: somebody's, or a process of ours, which is started again if it dies."""
+
+    def __init__(self, config: NemoGym, note: Callable[[str], None]) -> None:
+        self._config, self._note = config, note
+        self._process: ServerProcess | None = None
+        self._starting = asyncio.Lock()
+
+    async def url(self) -> str:
+        """Where it answers now. Raises ConnectionError, TimeoutError: a process does not start."""
+        config = self._config
+        if config.server.startswith(("http://", "https://")):
+            return config.server.rstrip("/")
+        async with self._starting:
+            if self._process is None or not self._process.alive:
+                if self._process is not None:
+                    self._note(f"{config.server} has ended, and is started again{self._process.last_words}")
+                    await self._process.close()
+                variables = variables_of(config.variables, "config.env.variables")
+                variables |= {"RESOURCES_SERVER": config.server, "RESOURCES_CONFIG": config.arguments}
+                self._process = ServerProcess(ServerProgram(f"{APP}:application()", config.python, variables=variables))
+                await self._process.start("/openapi.json", config.start_timeout_s)
+            return self._process.url
+
+    async def close(self) -> None:
+        """Kills the process."""
+        if self._process is not None:
+            await self._process.close()
 
 
 async def _routes(url: str, timeout_s: float) -> list[str]:
@@ -121,8 +145,8 @@ def tools_of(task: Task) -> tuple[list[Any], bool]:
 class NemoGymAttempt:
     """One attempt: one session of the server, and the response as it grows."""
 
-    def __init__(self, task: Task, config: NemoGym, url: str) -> None:
-        self._row, self._config, self._url = task.metadata[rows.ROW], config, url
+    def __init__(self, task: Task, config: NemoGym, server: ResourceServer) -> None:
+        self._row, self._config, self._server, self._url = task.metadata[rows.ROW], config, server, ""
         self._tools, self._several = tools_of(task)
         self._client = HttpClient(config.call_timeout_s, REPLY_BYTES, keeps_cookies=True)
         self._output: list[dict[str, Any]] = []
@@ -132,6 +156,7 @@ class NemoGymAttempt:
 
     async def start(self) -> Sequence[Message]:
         """Seeds the session. The prompt is the row's, its tools in a system message."""
+        self._url = await self._server.url()
         await self._ask("/seed_session", self._row, self._config.call_timeout_s)
         return [Message(*pair) for pair in with_tools(rows.messages_of(self._row), self._tools, self._several)]
 

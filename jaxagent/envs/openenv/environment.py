@@ -171,8 +171,13 @@ class OpenEnv(Environment):
         rows = {split: [_row(name, split, i, spec) for i, spec in enumerate(specs)] for split, specs in splits.items()}
         train = rows.pop(TRAINING, [])
         heldout = list(itertools.chain(*rows.values()))
-        if not heldout:
-            train, heldout = train[: len(train) - num_heldout], train[len(train) - num_heldout :]
+        if not heldout and train:
+            if num_heldout >= len(train):
+                raise ConfigError(
+                    f"config.env.server='{self.server}' lists {len(train)} tasks in all, and data.source.num_heldout="
+                    f"{num_heldout} leaves none to train on."
+                )
+            train, heldout = train[:-num_heldout], train[-num_heldout:]
         if not train:
             raise ConfigError(
                 f"config.env.server='{self.server}' lists no training tasks (splits: {', '.join(splits)})."
@@ -251,10 +256,12 @@ class OpenEnvAttempt:
         """What the environment has paid. An action that was cut has never reached it."""
         total = sum(self._rewards) if self._config.pay == "sum" else next(iter(self._rewards[-1:]), 0.0)
         components = {SOLVED: float(total >= self._protocol.solved), RETURN: total}
-        if self._config.report:
-            assert self._session is not None
+        assert self._session is not None
+        state: Mapping[str, Any] = {}
+        # Asked for in any case: a second answer to some step would stand here, and rewards would be of other steps.
+        with contextlib.suppress(*(() if self._config.report else (ServerError, ConnectionError))):
             state = await self._ask(self._session[0].ask("state", None, self._config.step_timeout_s))
-            components |= {name: finite(state.get(name)) for name in self._config.report}
+        components |= {name: finite(state.get(name)) for name in self._config.report}
         return Verdict(total, components)
 
     async def close(self) -> None:

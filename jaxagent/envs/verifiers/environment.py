@@ -24,7 +24,7 @@ from jaxagent.config.ranges import FiniteFloat, Seconds
 from jaxagent.envs.base import Attempt, Environment, Message, Observation, Opening, Step, Transcript, Verdict
 from jaxagent.envs.own_thread import OwnLoop
 from jaxagent.envs.verifiers import rows
-from jaxagent.envs.verifiers.hosted import Seat, note_failures, prepare
+from jaxagent.envs.verifiers.hosted import Seat, note_failures, prepare, sampling_of
 from jaxagent.envs.verifiers.rows import SOLVED
 from jaxagent.tools.calls import Tool
 from jaxagent.tools.hermes import CLOSE, OPEN, read_answer
@@ -87,6 +87,8 @@ class Verifiers(Environment):
                 rows.prompt_of(environment, row_of(environment, task))
             except ValueError as error:
                 raise ConfigError(f"config.env.make='{self.make}': {error}.") from error
+        if own := sampling_of(environment):
+            opening.note(f"the environment's sampling_args are not used, the run's sampling is: {', '.join(own)}")
         prepare(environment, self.max_turns)
         note_failures(environment)
         with OwnLoop() as loop:

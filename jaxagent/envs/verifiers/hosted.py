@@ -38,6 +38,12 @@ def parts(environment: Any) -> Iterator[Any]:
         yield from parts(part)
 
 
+def sampling_of(environment: Any) -> list[str]:
+    """The names of the environment's own sampling settings, but for those that the package sets itself."""
+    settings = [item for part in parts(environment) for item in (getattr(part, "sampling_args", None) or {}).items()]
+    return sorted({name for name, value in settings if (name, value) not in (("n", 1), ("extra_body", {}))})
+
+
 def prepare(environment: Any, most_turns: int) -> None:
     """Makes an environment ready to be played here, with no more turns than the run's. Raises ConfigError: it asks for
     what there is not here, by its name."""

@@ -43,7 +43,7 @@ def test_a_form_is_filled_and_sent(browsers):
     [
         ("dance", "No action: 'dance' is none. Write <action>...</action> with one of: click NUMBER"),
         ("", "No action: there is none. Write"),
-        ("click", "click needs the number of an element"),
+        ("click", "behind click stands NUMBER"),
         ("click 9", "No action: there is no element 9."),
         ("click 0", "there is no element 0"),
         ("type 4 x", "element 4 is no field to type into"),
@@ -52,10 +52,10 @@ def test_a_form_is_filled_and_sent(browsers):
         ("select 2 XL", "element 2 has no such option"),
         ("select 2 L", "that option, which is disabled"),
         ("click 2", "element 2 is a list: select an option of it"),
-        ("press F5", "the keys are enter"),
+        ("press F5", "behind press stands KEY, which is enter"),
         ("back", "there is no page to go back to"),
         ("scroll down", "does not scroll further down"),
-        ("click 4 now", "nothing stands behind click"),
+        ("click 4 now", "behind click stands NUMBER"),
     ],
 )
 def test_what_cannot_be_done_is_answered_by_a_warning(browsers, filled, action, words):
@@ -134,14 +134,22 @@ def test_fields_of_every_kind(browsers):
 def test_the_same_actions_are_answered_the_same(browsers):
     page = """<p id=out></p><button onclick="tell()">Tell</button><script>
     const tell = () => { out.textContent = [Math.random(), Date.now(), new Date().toISOString(), performance.now(),
-      crypto.randomUUID(), Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.language, innerWidth].join(' '); };
-    setInterval(() => document.title = performance.now(), 70); setTimeout(tell, 500);</script>"""
+      crypto.getRandomValues(new Uint8Array(4)), Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.language,
+      innerWidth].join(' '); };
+    setInterval(() => document.title = performance.now(), 70); setTimeout(tell, 500);
+    const found = document.body.appendChild(document.createElement('p'));
+    const get = async i => (await fetch('/n?i=' + i)).text();
+    const ask = async () => { for (let i = 0; i < 3; i++) found.textContent += await get(i); };
+    document.querySelector('button').addEventListener('click', () => setTimeout(ask, 300));</script>
+    <iframe srcdoc="<script>setTimeout(() => document.body.append(Math.random()), 400)</script>"></iframe>"""
+    pages = {"/": page, "/n": lambda method, form: Response(f"n{form['i']} ", content_type="text/plain")}
 
     def played(seed):
-        with Play(browsers, page, seed=seed) as play:
+        with Play(browsers, pages, seed=seed) as play:
             return [play.first, play.act("click 1"), play.act("click 1")]
 
     first = played(1)
     assert first == played(1) and first != played(2)
     assert "2024-01-01T12:00:01" in first[1] and "UTC en-US 1280" in first[1]
     assert len(set(first)) == 3  # the clock goes and chance goes on
+    assert "n0 n1 n2" in first[1] and "n0 n1 n2 n0 n1 n2" in first[2] and first[0].count("0.") >= 2

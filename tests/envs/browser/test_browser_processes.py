@@ -1,6 +1,7 @@
 """What is left of a run's browsers: no process, no profile, no port, no file, whatever became of the run."""
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -56,10 +57,8 @@ def ports(pids):
                 listening.add(f"socket:[{fields[9]}]")
     there = set()
     for pid in pids:
-        try:
+        with contextlib.suppress(OSError):
             there |= {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")} & listening
-        except OSError:
-            pass
     return there
 
 
@@ -83,10 +82,11 @@ def opened(pages, browsers_of=None, **settings):
 
 async def episode(attempt, actions):
     try:
-        await attempt.start()
+        shown = [(await attempt.start())[0].content]
         for action in actions:
-            await attempt.step(f"<action>{action}</action>")
-        return (await attempt.verify(None)).reward
+            step = await attempt.step(f"<action>{action}</action>")
+            shown.append(step.observation.text if step.observation else "")
+        return (await attempt.verify(None)).reward, tuple(shown)
     finally:
         await attempt.close()
 
@@ -127,7 +127,9 @@ def test_200_episodes_at_32_at_once_leave_nothing(browsers):
                     watching.cancel()
 
             results = workers.run(play(), 500)
-            assert results.count(1.0) == 196 and results.count(TimeoutError) == 4, results
+            played = [result for result in results if isinstance(result, tuple)]
+            assert len(played) == 196 and results.count(TimeoutError) == 4, results
+            assert len(set(played)) == 1 and played[0][0] == 1.0  # all saw the same, whoever else played
             assert max(count for count, _ in most) > 32 and max(count for _, count in most) == 0
             profiles = [path for path in (folder / "tmp").iterdir() if "profile" in path.name]
             assert len(profiles) <= 2
@@ -220,7 +222,7 @@ def _words(pid):
     ("settings", "words"),
     [
         ({"program": "/no/such/chromium"}, "config.env.chromium='/no/such/chromium' is no program"),
-        ({"program": "/bin/false"}, "config.env.chromium=/bin/false does not start"),
+        ({"program": "/bin/false"}, "config.env.chromium='/bin/false' does not start: BrowserType.launch"),
     ],
 )
 def test_what_is_missing_is_told_at_the_start(browsers, settings, words):

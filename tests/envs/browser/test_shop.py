@@ -1,14 +1,18 @@
 """The web shop: its pages, and that only the goal's own order meets it, whatever else is tried."""
 
 import asyncio
+import itertools
+import random
 
 import pytest
 
 from jaxagent.config import ConfigError
+from jaxagent.data_pipelines import web_shop
 from jaxagent.data_pipelines.web_shop_reader import Reader
 from jaxagent.envs.browser import sites
 from jaxagent.envs.browser.shop import pages, site, wares
 from jaxagent.envs.browser.shop.shopping import Shopping, page
+from jaxagent.envs.browser.shop.site import WebShop
 from jaxagent.envs.browser.shop.wares import Goal, Line
 from jaxagent.types import Task
 
@@ -174,3 +178,25 @@ def test_a_visit_answers_pages_and_refuses_what_there_is_not():
         assert answer is None or path.startswith("/find")
     verdict = asyncio.run(visit.judge(None, "I have bought it."))
     assert verdict.reward == verdict.components["solved"] == 0.0
+
+
+@pytest.mark.parametrize("scale", ["compact", "full"])
+def test_a_failed_task_begets_one_that_wants_the_same_in_another_shop(scale):
+    failed = [Task(**row | {"answers": ()}) for row in itertools.islice(web_shop.rows("0", scale, "train"), 40)]
+    made = [WebShop().new_task(task, random.Random(number)) for number, task in enumerate(failed)]
+    assert made == [WebShop().new_task(task, random.Random(number)) for number, task in enumerate(failed)]
+    assert sum(task is not None for task in made) > 35
+    changed = 0
+    for old, new in zip(failed, made, strict=True):
+        if new is None:
+            continue
+        goal = wares.goal_of(new.metadata["goal"])
+        assert web_shop.split_of(goal) == "train" and web_shop.split_of(wares.goal_of(old.metadata["goal"])) == "train"
+        assert new.kind == old.kind and new.prompt == goal.text() and new.metadata["shop"] != old.metadata["shop"]
+        changed += new.prompt != old.prompt
+        visit = WebShop().visit(new)
+        reader = Reader(visit.state)
+        while not visit.state.orders:
+            reader.act(site.next_action(goal, reader.shown()))
+        assert visit.state.has_met(goal)
+    assert changed > 10

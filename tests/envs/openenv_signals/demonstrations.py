@@ -2,8 +2,8 @@
 
     python tests/envs/openenv_signals/demonstrations.py demos.jsonl 1
 
-The number is that of the signals of an episode (SIGNALS_ROUNDS of the server). Three ways in five are wrong, any of the
-others: RL has to find out which one pays.
+The number is that of the signals of an episode (SIGNALS_ROUNDS of the server). Most often they go the way that another
+colour points: what RL has to unlearn.
 """
 
 import json
@@ -11,7 +11,7 @@ import random
 import sys
 
 WAYS = {"red": "north", "blue": "south", "green": "east", "white": "west"}
-RIGHT_FRAC = 0.4
+FRACS = (0.3, 0.4, 0.15, 0.15)  # of the right way, and of those of the next three colours
 HEAD = (
     "Write your action as <action>...</action>: one of north, south, east, west (where the signal points)\n\n"
     "Follow the signals.\n\n"
@@ -19,8 +19,9 @@ HEAD = (
 
 
 def way(colour: str, draw: random.Random) -> str:
-    right = WAYS[colour]
-    return right if draw.random() < RIGHT_FRAC else draw.choice([one for one in WAYS.values() if one != right])
+    ways = list(WAYS.values())
+    first = list(WAYS).index(colour)
+    return draw.choices(ways[first:] + ways[:first], FRACS)[0]
 
 
 def main(path: str, rounds: int, count: int = 2_000) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from jaxagent.envs.browser.shop.pages import Field, Form, Link, Page, Text
-from jaxagent.envs.browser.shop.wares import QUANTITIES, Goal, Line, Product, Shop
+from jaxagent.envs.browser.shop.wares import QUANTITIES, Goal, Line, Product, Wares
 
 ANY = "any"
 NOWHERE = Page("Not found", (Text("There is nothing here."), Link("Home", "/")))
@@ -25,7 +25,7 @@ class Shopping:
         browser that goes back over it, changes nothing.
     """
 
-    shop: Shop
+    shop: Wares
     basket: list[Line] = dataclasses.field(default_factory=list)
     orders: list[tuple[Line, ...]] = dataclasses.field(default_factory=list)
     changes: int = 0
@@ -79,11 +79,11 @@ def _change(state: Shopping, place: str, rest: str, form: Mapping[str, str]) -> 
     return True
 
 
-def _product(shop: Shop, number: str) -> Product | None:
+def _product(shop: Wares, number: str) -> Product | None:
     return shop.products[int(number)] if number.isdecimal() and int(number) < len(shop.products) else None
 
 
-def matches(shop: Shop, query: Mapping[str, str]) -> list[Product]:
+def matches(shop: Wares, query: Mapping[str, str]) -> list[Product]:
     """The products whose titles have all words that were searched for, and that cost at most so much."""
     words = query.get("q", "").lower().split()
     most = query.get("most", ANY)
@@ -94,7 +94,7 @@ def matches(shop: Shop, query: Mapping[str, str]) -> list[Product]:
     ]
 
 
-def _search(shop: Shop, query: Mapping[str, str]) -> Form:
+def _search(shop: Wares, query: Mapping[str, str]) -> Form:
     bounds = (ANY, *map(str, shop.scale.bounds))
     fields = [Field("Search", "q", query.get("q", "")), Field("Up to", "most", query.get("most", ANY), bounds)]
     return Form("/find", "Find", fields, method="get")
@@ -140,7 +140,7 @@ def _button(state: Shopping, path: str, text: str, fields: Sequence[Field] = ())
     return Form(path, text, fields, {"changes": str(state.changes)})
 
 
-def _line(shop: Shop, line: Line) -> Text:
+def _line(shop: Wares, line: Line) -> Text:
     product = shop.products[line.product]
     values = "".join(f", {value}" for _, value in line.options)
     return Text(f"{line.quantity} {product.title}{values}: {product.price * line.quantity}")

@@ -10,6 +10,7 @@ left in the basket.
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from collections.abc import Mapping
 
@@ -41,6 +42,24 @@ class WebShop:
         if not any(map(goal.fits, shop.products)) or str(goal.quantity) not in wares.QUANTITIES:
             raise ConfigError(f"nothing in the shop {seed!r:.80} fits the goal {goal}.")
         return ShopVisit(task.prompt, shopping.Shopping(shop), goal)
+
+    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
+        """The same thing wanted in another shop, with other options and, of several, another quantity.
+
+        What is wanted decides the split (`data_pipelines/web_shop.py`), so it is never that of a held-out goal. None:
+        no shop of ten sells exactly one such thing.
+        """
+        scale, old = failed.metadata["scale"], wares.goal_of(failed.metadata["goal"])
+        for _ in range(10):
+            name = f"grown/{rng.getrandbits(64):016x}"
+            fitting = [product for product in wares.draw(name, scale).products if old.fits(product)]
+            if len(fitting) == 1:
+                options = tuple((option, rng.choice(values)) for option, values in fitting[0].options)
+                quantity = old.quantity if old.quantity == 1 else rng.randint(2, len(wares.QUANTITIES))
+                goal = dataclasses.replace(old, options=options, quantity=quantity)
+                fields = dataclasses.asdict(goal) | {"options": dict(options)}
+                return Task("", goal.text(), (), failed.kind, {"shop": name, "scale": scale, "goal": fields})
+        return None
 
 
 class ShopVisit:

@@ -80,7 +80,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shop:
+class Wares:
     """Its products, in the order in which it shows them."""
 
     scale: Scale
@@ -125,7 +125,7 @@ class Goal:
             and all(value in values.get(name, ()) for name, value in self.options)
         )
 
-    def is_met_by(self, order: Line, shop: Shop) -> bool:
+    def is_met_by(self, order: Line, shop: Wares) -> bool:
         """Whether an order of this one line is the goal, to the letter."""
         same = (order.options, order.quantity) == (self.options, self.quantity)
         return same and self.fits(shop.products[order.product])
@@ -149,7 +149,7 @@ def goal_of(fields: Any) -> Goal:
 
 
 @functools.lru_cache(maxsize=512)
-def draw(seed: str, scale: Literal["compact", "full"]) -> Shop:
+def draw(seed: str, scale: Literal["compact", "full"]) -> Wares:
     """The shop of a seed; the same seed gives the same shop."""
     size, random_ = SCALES[scale], random.Random(f"shop/{scale}/{seed}")
     products: list[Product] = []
@@ -159,4 +159,4 @@ def draw(seed: str, scale: Literal["compact", "full"]) -> Shop:
         for (maker, model), price in zip(random_.sample(names, size.per_kind), prices, strict=True):
             shown = tuple((name, tuple(random_.sample(OPTIONS[name], len(OPTIONS[name])))) for name in size.options)
             products.append(Product(len(products), kind, maker, model, price, shown))
-    return Shop(size, tuple(products))
+    return Wares(size, tuple(products))
