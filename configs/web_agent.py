@@ -80,7 +80,7 @@ def laptop() -> ConfigDict:
     config.warm_start.gate_family = "maker"
     config.warm_start.gate_questions = 12
 
-    config.rl.steps = 20
+    config.rl.steps = 15
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
