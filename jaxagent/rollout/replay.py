@@ -211,7 +211,8 @@ def streams(
                 continue
             # What the learner compares with what was sampled is about this step's samples: not about these.
             current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
-            more, worth = {}, success.advantage
+            more: dict[str, Any] = {}
+            worth = success.advantage
             if cfg.use == "reference":
                 more, worth = {"reference_logprobs": next(of_reference)}, 1.0
             else:
