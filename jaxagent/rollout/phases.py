@@ -78,15 +78,19 @@ class Phases:
         self._played = {task.id: [task, solved, tried] for task, solved, tried in played}
 
     def _begin(self, phase: int, values: Values | None) -> dict[str, float]:
-        """Makes the tasks of a phase of those that failed in the one before it; returns counts."""
+        """Makes the tasks of a phase of those that failed in the one before it; returns counts. Raises ConfigError."""
         failed = [(task, (solved + 1) / (tried + 2)) for task, solved, tried in self._played.values() if solved < tried]
         made: dict[bytes, tuple[Task, float]] = {}  # by content
         counts = Counter(failed=len(failed))
         for number in range(TRIES):
             for task, rate in failed:
-                new = self._new(task, random.Random(f"{self._seed}/phases/{phase}/{task.id}/{number}"))
+                rng = random.Random(f"{self._seed}/phases/{phase}/{task.id}/{number}")
+                new = contract.call(self._environment, task, rng, method="new_task")
                 if new is None:
                     counts["none"] += 1
+                elif not isinstance(new, Task):
+                    came = f"a result {contract.described(new)}"
+                    raise contract.wrong(self._environment, came, "a Task or None", "new_task")
                 elif (parts := contents_of(new))[self._part] in self._held_out:
                     counts["held_out"] += 1
                 elif parts[2] in self._known or parts[2] in made:
@@ -105,10 +109,3 @@ class Phases:
         counts["new"] = len(chosen)
         names = ("failed", "none", "known", "held_out", "no_use", "new")
         return {f"phases/{name}": float(counts[name]) for name in names}
-
-    def _new(self, failed: Task, rng: random.Random) -> Task | None:
-        """The generator's answer. Raises ConfigError where that is no task."""
-        new = contract.call(self._environment, failed, rng, method="new_task")
-        if new is not None and not isinstance(new, Task):
-            raise contract.wrong(self._environment, f"a result {contract.described(new)}", "a Task or None", "new_task")
-        return new

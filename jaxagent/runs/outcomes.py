@@ -56,11 +56,7 @@ class Opened(OutcomeModel):
 
 
 def opened(parts: Parts) -> Parts:
-    """The parts with the outcome model of `rl.group_reward` opened and compiled; as they are where there is none.
-
-    Raises:
-      ConfigError: there is no such model, or none that could say YES and NO.
-    """
+    """With the outcome model of `rl.group_reward` opened and compiled. Raises ConfigError for one that says nothing."""
     reward, cfg = parts.cfg.rl.group_reward, parts.cfg
     if not isinstance(reward, OutcomeModel):
         return parts
