@@ -86,7 +86,6 @@ class Browsers:
             from playwright.async_api import Error, async_playwright
         except ImportError:
             raise ConfigError("config.env=browser needs the package playwright: pip install playwright.") from None
-        self._playwright = None
         folder = self._folder = Path(tempfile.mkdtemp(prefix="jaxagent-browser-"))
         (folder / "tmp").mkdir()
         os.mkfifo(folder / "wanted")
@@ -168,6 +167,7 @@ class Browsers:
             return await self._launch()
         self.killed += 1
         await self.close()
+        self._playwright = None
         try:
             await self.start()
         except ConfigError as failure:
