@@ -38,6 +38,7 @@ ARGUMENTS = (
     # One renderer process for a page and all its frames.
     "--disable-site-isolation-trials",
     # Nobody looks.
+    "--disable-threaded-compositing",
     "--in-process-gpu",
     "--disable-software-rasterizer",
     "--mute-audio",

@@ -6,9 +6,9 @@
                 candidate have given up their rights (`guard`) before its first line runs
 
 In each round two runners get the same inputs, drawn afresh for each call, one after the other in random order; each is
-killed after its turn, with which the candidate's code comes. A call lasts from before its inputs are written until its
-output is copied, and every output is compared: whatever a candidate does to its process, the answer to unknown inputs
-is computed in that time. It is processor time, by the kernel, and a candidate has one thread.
+killed after its turn, with which the candidate's code comes. It runs during calls only, and is stopped (SIGSTOP) while
+inputs are written and outputs copied. Every output is compared: whatever a candidate does to its process, the answer to
+unknown inputs is computed in calls. Their time is processor time, by the kernel, and a candidate has one thread.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 import traceback
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
 PDEATHSIG, DUMPABLE = 1, 4  # of prctl
@@ -108,17 +109,17 @@ class Runner:
 
     def call(self, inputs, deadline):
         """(processor time in ns, output as bytes) of a call. Raises NoOutput."""
-        clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives
+        clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives; exact of a process that does not run
         begin = time.clock_gettime_ns(clock)
         for at, data in zip(self.places, inputs, strict=False):  # the last place is the output's
             self.memory[at : at + len(data)] = data
         os.write(self.orders, b"c")
+        os.kill(self.pid, signal.SIGCONT)
         self.wait(deadline)
-        output = self.memory[self.places[-1] : self.size]
-        return time.clock_gettime_ns(clock) - begin, output
+        return time.clock_gettime_ns(clock) - begin, self.memory[self.places[-1] : self.size]
 
     def wait(self, deadline):
-        """Until it has done what it was told. Raises NoOutput."""
+        """Until it has done what it was told, and then stops it. Raises NoOutput."""
         data = b""
         while data[:1] != b"d" and len(data) <= ERROR_BYTES:
             if not select.select([self.answers], [], [], max(deadline - time.monotonic(), 0.0))[0]:
@@ -130,6 +131,10 @@ class Runner:
             data += part
         if data[:1] != b"d":
             raise NoOutput(data[1:].decode("utf-8", "replace").strip() or "no answer")
+        os.kill(self.pid, signal.SIGSTOP)
+        if not os.WIFSTOPPED(status := os.waitpid(self.pid, os.WUNTRACED)[1]):
+            self.status = status
+            raise NoOutput("it ended its process after an answer")
 
     def kill(self):
         """Ends it; its wait status."""
@@ -169,8 +174,7 @@ def serve(orders, answers, memory, begins, job):
 
 def loaded(memory, begins, job, code, guarded):
     """The function that answers a call."""
-    with open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * mmap.PAGESIZE
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + job["memory_bytes"],) * 2)
     if guarded:
         guard()
@@ -202,8 +206,7 @@ def judged(job):
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))
-    with open("secret.json") as file:
-        secret = json.load(file)
+    secret = json.loads(Path("secret.json").read_text())
     os.unlink("secret.json")
     report = {"nonce": secret["nonce"], "fault": "task", "error": "", "task": [], "candidate": []}
     deadline = time.monotonic() + job["seconds"]
@@ -290,20 +293,16 @@ def main(folder):
     os.chdir(folder)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # so that no other process reads or changes this one and its children
     about = {"numpy": getattr(sys.modules.get("numpy"), "__version__", None), "python": sys.version_info[:2]}
-    with open("result", "w") as file:
-        json.dump(about | {"cc": bool(shutil.which("cc")), "able": lacking()}, file)
+    Path("result").write_text(json.dumps(about | {"cc": bool(shutil.which("cc")), "able": lacking()}))
     while True:
-        with open("job") as file:
-            file.read()
+        Path("job").read_text()
         pid = os.fork()
         if pid == 0:
             try:
-                with open("public.json") as file:
-                    report = judged(json.load(file))
+                report = judged(json.loads(Path("public.json").read_text()))
             except BaseException as error:
                 report = {"failure": repr(error)}
-            with open("result", "w") as file:
-                json.dump(report, file)
+            Path("result").write_text(json.dumps(report))
             os._exit(0)
         os.waitpid(pid, 0)
 

@@ -9,11 +9,11 @@ import pytest
 
 from jaxagent.config import SandboxConfig
 from jaxagent.envs.base import Opening
+from jaxagent.envs.speedup import station
 from jaxagent.envs.speedup.environment import Speedup, gain
-from jaxagent.envs.speedup.station import open_stations
 from jaxagent.rollout.workers import Workers
 from tests.envs.speedup import naive
-from tests.envs.speedup.hostile import ALLCLOSE, ATTACKS, C_ATTACKS, LOOP, TRIES
+from tests.envs.speedup.hostile import ALLCLOSE, ATTACKS, C_ATTACKS, LOOP, SPINS, TRIES
 
 HERE = Path(__file__).parent
 ATTACK_OF = {
@@ -43,7 +43,7 @@ def measured():
     """A function of (code, problem): what a station says."""
     with Workers(1) as workers:
         opening = Opening(None, [], workers.run, lambda line: None)
-        with open_stations(opening, SandboxConfig(), 1, True) as stations:
+        with station.open_stations(opening, SandboxConfig(), 1, True) as stations:
             yield lambda code, problem=DOT, s=20.0: workers.run(stations.measure(problem, code, 4, 4, s), 120.0)
 
 
@@ -72,6 +72,21 @@ def test_who_ends_its_process_between_two_calls_has_failed(measured):
     assert "takes too long" in measured("def f(x, y):\n    while True: pass\n", DOT, 1.0).error
     assert "Segmentation fault" in measured("import ctypes\ndef f(x, y):\n    ctypes.string_at(0)\n").error
     assert "MemoryError" in measured("def f(x, y):\n    return x @ y + len(bytearray(1 << 30))\n").error
+
+
+def test_a_clock_that_stands_still_while_a_process_runs_is_not_believed(measured, monkeypatch, tmp_path):
+    """A judge that does not stop a runner before it reads its clock pays a program that never waits."""
+    text = station.BENCH.read_text()
+    begin, end = text.index("        os.kill(self.pid, signal.SIGSTOP)"), text.index("    def kill(self)")
+    (tmp_path / "bench.py").write_text(text[:begin] + "\n" + text[end:])
+    with monkeypatch.context() as patch, Workers(1) as workers:
+        patch.setattr(station, "BENCH", tmp_path / "bench.py")
+        with station.open_stations(Opening(None, [], workers.run, print), SandboxConfig(), 1, False) as stations:
+            tries = [workers.run(stations.measure(DOT, SPINS, 2, 2, 20.0), 60.0) for _ in range(5)]
+    assert max(one.speedup for one in tries) > 2, tries
+    for _ in range(3):
+        found = measured(SPINS)
+        assert not found.error and gain(found.sure, 5.0, MARGIN) == 0.0, found
 
 
 def test_no_program_uses_up_its_station(measured):
