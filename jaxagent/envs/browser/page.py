@@ -45,6 +45,7 @@ class BrowserPage:
         self._session: Any = None
         self._frame = ""
         self._still, self._moved = asyncio.Event(), asyncio.Event()
+        self._loading: set[str] = set()  # frames
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None  # of the site
         self._hops: dict[str, int] = {}  # request -> redirects before it
@@ -75,6 +76,11 @@ class BrowserPage:
             (self._session.on, "Page.frameStartedLoading", lambda event: self._moves(event, False)),
             (self._session.on, "Page.frameStartedNavigating", lambda event: self._moves(event, False)),
             (self._session.on, "Page.frameStoppedLoading", lambda event: self._moves(event, True)),
+            (
+                self._session.on,
+                "Page.frameDetached",
+                lambda event: event["reason"] == "remove" and self._moves(event, True),
+            ),
             (self._session.on, "Page.navigatedWithinDocument", lambda event: self._moved.set()),
             (self._session.on, "Page.windowOpen", lambda event: self._note("A new tab was refused: there is one.")),
         ):
@@ -87,7 +93,7 @@ class BrowserPage:
             self._send("Page.getFrameTree"),
         )
         self._frame = frames["frameTree"]["frame"]["id"]
-        self._still.clear()
+        self._moves({"frameId": self._frame}, False)
         self._begin(self._send("Page.navigate", url=self._visit.url))  # its answer comes with the page
         await self._settle()
         if page.url == "about:blank":
@@ -195,6 +201,7 @@ class BrowserPage:
     async def _stop(self, why: str) -> None:
         self._note(why)
         await self._send("Page.stopLoading")
+        self._loading.clear()
         self._still.set()
 
     async def _answer(self, event: dict[str, Any]) -> None:
@@ -246,9 +253,11 @@ class BrowserPage:
             self._notes.append(text)
 
     def _moves(self, event: dict[str, Any], still: bool) -> None:
+        """Notes that a frame has begun to load, or has ended or gone."""
         if event["frameId"] == self._frame:
             self._moved.set()
-            self._still.set() if still else self._still.clear()
+        self._loading.discard(event["frameId"]) if still else self._loading.add(event["frameId"])
+        self._still.clear() if self._loading else self._still.set()
 
     def _end(self, reason: str) -> None:
         if not self._ended.done():
