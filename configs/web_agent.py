@@ -11,9 +11,9 @@
 All need playwright and a Chromium (docs/browser.md).
 
 Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to buy what it is told ("Buy
-2 lamp Alto, red."): it types what it looks for, filters by price or reads the results page by page, selects options,
-and orders. Most demonstrations take the first result, and nearly half leave the options as they are; RL unlearns both.
-Held-out goals want things that were never wanted in training, and each task has a shop of its own.
+2 lamp Alto, red."): it searches for all that it was told, selects the options, and orders. Most demonstrations search
+for any lamp and take the first result, and nearly half leave the options as they are; RL unlearns both. Held-out goals
+want things that were never wanted in training, and each task has a shop of its own.
 
 qwen2.5-1.5b: GRPO with the constants that verl-agent has for WebShop (examples/grpo_trainer/run_webshop.sh; GiGPO,
 arXiv 2505.10978): 16 tasks x 8 attempts, at most 15 actions, 512 tokens each, lr 1e-6, two updates of 64 attempts, KL
@@ -53,7 +53,7 @@ def laptop() -> ConfigDict:
 
     config.data.source = ConfigDict({"name": "web_shop", "scale": "compact", "num_tasks": 2_400})
     config.data.source.num_demonstrations = 10_000
-    config.data.source.num_curriculum = 8_000
+    config.data.source.num_curriculum = 4_000
     config.data.source.hasty_frac = 0.6
     config.data.source.careless_frac = 0.45
     config.data.num_eval = 96
@@ -72,15 +72,15 @@ def laptop() -> ConfigDict:
     config.engine.pages = 640
     config.engine.request_timeout_s = 120.0
 
-    config.warm_start.max_steps = 460  # RL goes on from there; the gate would take longer
-    config.warm_start.curriculum = ConfigDict({"steps": 160, "sequences": 48})
+    config.warm_start.max_steps = 340  # RL goes on from there; the gate would take longer
+    config.warm_start.curriculum = ConfigDict({"steps": 100, "sequences": 40})
     config.warm_start.batch_sequences = 32
     config.warm_start.batch.row_tokens = 384
     config.warm_start.gate_every = 1_000
     config.warm_start.gate_family = "maker"
     config.warm_start.gate_questions = 12
 
-    config.rl.steps = 20
+    config.rl.steps = 15
     config.rl.tasks_per_step = 12
     config.rl.group_size = 8
     config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")

@@ -13,11 +13,11 @@ a shop of its own. Exactly one of its products fits, in one combination of its o
 What is wanted, a kind of thing by this maker or for this price, is in one split only: held-out goals are never a goal
 of training or of a demonstration.
 
-A right agent searches for the kind of thing, filters by price where the goal names one, reads the results, goes on to
-the next page where the maker is not on the first, and selects the options. A flawed one makes two mistakes that are
-natural and sometimes cost nothing, independently of each other:
+A right agent searches for the kind of thing, with the maker and the price that the goal names, takes a result that
+fits, and selects the options. A flawed one makes two mistakes that are natural and sometimes cost nothing,
+independently of each other:
 
-    it does not look       it does not filter, and takes the first result
+    it does not look       it searches for the kind of thing alone, and takes the first result
     it does not choose     it puts the thing into the basket with the options and the quantity that the page shows
 
 Writes, all at once or not at all:
@@ -111,7 +111,7 @@ def demonstration(row: Mapping[str, Any], looks: bool, chooses: bool) -> dict[st
 
     Args:
       row: of the task.
-      looks: whether the agent filters and reads the results; if not, it takes the first.
+      looks: whether the agent searches for all that the goal names; if not, for the kind of thing alone.
       chooses: whether it selects options and quantity.
     """
     about = row["metadata"]
@@ -136,17 +136,10 @@ def _in_tags(action: str) -> str:
 
 
 def excerpt(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """One turn of a right agent's episode: the goal, a page, what it does there and what it sees.
-
-    Of a goal with a maker it is the turn that finds him among the results, which is the hardest to learn: to look
-    something up by its name and to write the number that stands before it. Else it is the turn `number`, round and
-    round.
-    """
+    """The turn `number`, round and round, of a right agent's episode: the goal, a page, what it does and then sees."""
     whole = demonstration(row, looks=True, chooses=True)
     turns = whole["turns"]
     at = number % len(turns)
-    if row["metadata"]["goal"]["maker"]:
-        at = next(i for i, turn in enumerate(turns) if " at /item/" in turn["observation"])
     if at:
         whole["prompt"] = f"{row['prompt']}\n\n{turns[at - 1]['observation']}"
     return whole | {"turns": turns[at : at + 1]}
@@ -189,7 +182,7 @@ def write(
     episodes = [
         demonstration(row, **mistakes(row, flawed_frac)) for row in itertools.islice(further, num_demonstrations)
     ]
-    excerpts = (excerpt(row, number) for number, row in enumerate(itertools.islice(further, num_curriculum)))
+    excerpts = (excerpt(row, number // 2) for number, row in enumerate(itertools.islice(further, num_curriculum)))
     texts = generated.as_rows(tokenizer_texts(episodes[:2000]))
     beside = {"full.jsonl": episodes, "curriculum.jsonl": excerpts, "texts.jsonl": texts}
     generated.write_dataset(folder, splits, beside, need_answers=False)

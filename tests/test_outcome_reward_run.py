@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxagent import main as cli
+from jaxagent import replay
 from jaxagent.algorithms.group_rewards import OutcomeModel
 from jaxagent.config import ConfigError, flags
 from jaxagent.data import codec
@@ -59,6 +60,8 @@ def test_the_policy_earns_what_the_model_says_and_the_check_stands_beside_it(tmp
     last = tiny_run.numbers(tmp_path / "run")[-1]
     assert last["reward/mean"] == np.mean([e.reward for e in episodes[8:]])
     assert last["reward/em"] == np.mean([e.rewards["em"] for e in episodes[8:]])
+
+    assert replay.main(["replay", f"--config.workdir={tmp_path / 'run'}", "--verify=1", "--draw=1"]) == 0
 
     # A language model that says YES or NO: the exported policy, asked in its own tokens.
     cfg = flags.parse_argv(argv).config

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from jaxagent import main as cli
+from jaxagent import replay
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search.environment import Search, SearchAttempt
 from jaxagent.learner.checkpoint import bundles, read_host
@@ -59,6 +60,8 @@ def test_phases_survive_a_kill(tmp_path, monkeypatch):
     assert numbers(killed) == numbers(whole)
     states = [read_host(w / "checkpoints", bundles(w / "checkpoints")[-1])["tasks"] for w in (whole, killed)]
     assert json.dumps(states[0], sort_keys=True) == json.dumps(states[1], sort_keys=True)
+
+    assert replay.main(["replay", f"--config.workdir={whole}", "--verify=3", "--draw=1"]) == 0
 
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] == 0.0

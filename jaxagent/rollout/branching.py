@@ -124,6 +124,8 @@ class Branched:
                 done = await self._play(task, sample, None, 0, {})
             else:
                 number = self.rule.waits_for(place)
+                if not 0 < number <= place:
+                    raise contract.wrong(self.rule, f"{number}", f"1 to {place}", "waits_for")
                 before = [await asyncio.shield(self._over(task, first + other)) for other in range(number)]
                 parent, turn = self._choose(task, sample, before)
                 at = {"fork_of": before[parent].episode.sample, "forked_at": turn}
@@ -146,7 +148,7 @@ class Branched:
         place = sample % self.rollout.group_size
         key = hashlib.blake2b(f"fork\0{self.seed}\0{task.id}\0{sample}".encode(), digest_size=16).digest()
         rng, episodes = np.random.default_rng(int.from_bytes(key, "little")), [played.episode for played in before]
-        parent, turn = self.rule.choose(episodes, place, rng)
+        parent, turn = contract.call(self.rule, episodes, place, rng, method="choose")
         places = {episode.sample: at for at, episode in enumerate(episodes)}
         while turn and (of := episodes[parent].fork_of) is not None and turn <= episodes[parent].forked_at:
             parent = places[of]

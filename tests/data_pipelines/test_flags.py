@@ -16,6 +16,7 @@ PIPELINES = {
     "terminal": ("--num=0", "--jobs=0", "--early_done_frac=50"),
     "text_worlds": ("--num=-5", "--flawed_frac=70"),
     "tool_calls": ("--num=1.5", "--first_only_frac=70"),
+    "web_shop": ("--num=0", "--hasty_frac=70", "--careless_frac=-1"),
 }
 
 

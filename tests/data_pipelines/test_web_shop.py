@@ -51,7 +51,6 @@ def test_an_excerpt_is_one_turn_of_a_right_episode():
     for number, row in enumerate(some()):
         [turn] = web_shop.excerpt(row, number)["turns"]
         assert turn in web_shop.demonstration(row, True, True)["turns"]
-        assert "at /item/" in turn["observation"] or not row["metadata"]["goal"]["maker"]
 
 
 def test_a_dataset_is_written_twice_alike_and_read_back(tmp_path):

@@ -211,9 +211,29 @@ class Beyond(Branching):
         return 0, episodes[0].turns
 
 
-def test_a_rule_that_names_no_turn_is_told_so(trained, caplog):
-    groups, _ = play(trained, Beyond(roots=5), tasks=1)
-    assert "Beyond.choose returned turn" in groups[0].episodes[5].error
+@dataclasses.dataclass(frozen=True)
+class ForItself(Planned):
+    def waits_for(self, attempt):
+        return attempt + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Branching):
+    def choose(self, episodes, attempt, rng):
+        return episodes[9], 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (Beyond(roots=5), "Beyond.choose returned turn"),
+        (ForItself(roots=5), "ForItself.waits_for returned 6 where 1 to 5 is wanted"),
+        (Broken(roots=5), "Broken.choose raised IndexError"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_told_so(trained, rule, why):
+    groups, _ = play(trained, rule, tasks=1)
+    assert why in groups[0].episodes[5].error and len(groups[0].valid) == 5
 
 
 def test_values_read_off_played_forks_are_those_of_the_game(trained):

@@ -6,9 +6,9 @@
                 candidate have given up their rights (`guard`) before its first line runs
 
 In each round two runners get the same inputs, drawn afresh for each call, one after the other in random order; each is
-killed after its turn, with which the candidate's code comes. A call lasts from before its inputs are written until its
-output is copied, and every output is compared: whatever a candidate does to its process, the answer to unknown inputs
-is computed in that time. It is processor time, by the kernel, and a candidate has one thread.
+killed after its turn, with which the candidate's code comes. It runs during calls only, and is stopped (SIGSTOP) while
+inputs are written and outputs copied. Every output is compared: whatever a candidate does to its process, the answer to
+unknown inputs is computed in calls. Their time is processor time, by the kernel, and a candidate has one thread.
 """
 
 import contextlib
@@ -27,15 +27,16 @@ import subprocess
 import sys
 import time
 import traceback
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
 PDEATHSIG, DUMPABLE = 1, 4  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
-READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
+EXECUTE, READ_FILE, READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
 READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom", OPEN)
-COMPILE = ("cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-lm", "-o")
-COMPILE_S = 20.0
+COMPILE = ("sh", "-c", 'ulimit -f 8192; exec cc -O2 -shared -fPIC -x c - -lm -o "$0"')  # of 4 MB, at most
+COMPILE_S, TURN_S = 20.0, 2.0  # the latter has a turn of the reference, however late it is
 ERROR_BYTES = 300
 
 
@@ -43,16 +44,21 @@ class NoOutput(Exception):
     """A function did not give an output."""
 
 
-def guard():
-    """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others."""
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+def guard(compiles=False):
+    """Gives up, for good: new processes and threads, all files but `READABLE`, the network, signals to others.
+
+    A compiler keeps its programs, which are below folders of `READABLE`, and may write into `OPEN`.
+    """
+    if not compiles:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     version = LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24  # files; network; abstract sockets and signals
     attributes = struct.pack("<QQQ", files, 3, 3)[:size]
     rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
-        allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        allowed = READ_FILE | READ_FOLDER | EXECUTE * compiles if os.path.isdir(path) else READ_FILE
+        allowed |= files * (compiles and path == OPEN)
         LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, os.open(path, os.O_PATH)), 0)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
@@ -103,17 +109,17 @@ class Runner:
 
     def call(self, inputs, deadline):
         """(processor time in ns, output as bytes) of a call. Raises NoOutput."""
-        clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives
+        clock = ~self.pid << 3 | 2  # what clock_getcpuclockid gives; exact of a process that does not run
         begin = time.clock_gettime_ns(clock)
         for at, data in zip(self.places, inputs, strict=False):  # the last place is the output's
             self.memory[at : at + len(data)] = data
         os.write(self.orders, b"c")
+        os.kill(self.pid, signal.SIGCONT)
         self.wait(deadline)
-        output = self.memory[self.places[-1] : self.size]
-        return time.clock_gettime_ns(clock) - begin, output
+        return time.clock_gettime_ns(clock) - begin, self.memory[self.places[-1] : self.size]
 
     def wait(self, deadline):
-        """Until it has done what it was told. Raises NoOutput."""
+        """Until it has done what it was told, and then stops it. Raises NoOutput."""
         data = b""
         while data[:1] != b"d" and len(data) <= ERROR_BYTES:
             if not select.select([self.answers], [], [], max(deadline - time.monotonic(), 0.0))[0]:
@@ -125,6 +131,10 @@ class Runner:
             data += part
         if data[:1] != b"d":
             raise NoOutput(data[1:].decode("utf-8", "replace").strip() or "no answer")
+        os.kill(self.pid, signal.SIGSTOP)
+        if not os.WIFSTOPPED(status := os.waitpid(self.pid, os.WUNTRACED)[1]):
+            self.status = status
+            raise NoOutput("it ended its process after an answer")
 
     def kill(self):
         """Ends it; its wait status."""
@@ -164,8 +174,7 @@ def serve(orders, answers, memory, begins, job):
 
 def loaded(memory, begins, job, code, guarded):
     """The function that answers a call."""
-    with open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * mmap.PAGESIZE
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + job["memory_bytes"],) * 2)
     if guarded:
         guard()
@@ -197,20 +206,19 @@ def judged(job):
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))
-    with open("secret.json") as file:
-        secret = json.load(file)
+    secret = json.loads(Path("secret.json").read_text())
     os.unlink("secret.json")
     report = {"nonce": secret["nonce"], "fault": "task", "error": "", "task": [], "candidate": []}
     deadline = time.monotonic() + job["seconds"]
     reference, candidate, is_c = secret["reference"], job["code"], job["language"] == "c"
     try:
-        reference = compiled(reference, "reference.so") if is_c else reference
+        reference = compiled(reference, "reference.so", False) if is_c else reference
         for runner in runners[::2]:
             runner.load(reference, False, deadline)
         if is_c:
             os.unlink(reference)
             report["fault"] = "candidate"
-            candidate = compiled(candidate, f"{OPEN}/candidate.so")
+            candidate = compiled(candidate, f"{OPEN}/candidate.so", True)
         for pair in zip(runners[::2], runners[1::2], strict=True):
             measure(pair, candidate, job, secret, report, deadline)
         report["fault"] = ""
@@ -232,7 +240,8 @@ def measure(pair, candidate, job, secret, report, deadline):
         runner, report["fault"] = pair[name == "candidate"], name
         if name == "candidate":
             runner.load(candidate, True, deadline)
-        played = [runner.call(inputs, deadline) for inputs in calls]
+        late = deadline if name == "candidate" else max(deadline, time.monotonic() + TURN_S)
+        played = [runner.call(inputs, late) for inputs in calls]
         runner.kill()
         outputs[name] = [output for _, output in played]
         report[name].append([ns for ns, _ in played[1:]])
@@ -261,14 +270,20 @@ def compare(number, right, output, dtype, tolerance):
         raise NoOutput(f"wrong: call {number} is off by {error:.2g}")
 
 
-def compiled(text, path):
+def compiled(text, path, guarded):
     """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
-    try:
-        done = subprocess.run([*COMPILE, path], input=text.encode(), capture_output=True, timeout=COMPILE_S)
-    except subprocess.TimeoutExpired:
-        raise NoOutput("the compiler takes too long") from None
-    if done.returncode:
-        errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "error" in line]
+    pipe, place = subprocess.PIPE, {"env": {**os.environ, "TMPDIR": os.path.abspath(OPEN)}, "start_new_session": True}
+    limits = {"preexec_fn": lambda: guard(compiles=True)} if guarded else {}
+    with subprocess.Popen([*COMPILE, path], stdin=pipe, stdout=pipe, stderr=pipe, **place, **limits) as cc:
+        try:
+            _, said = cc.communicate(text.encode("utf-8", "replace"), COMPILE_S)
+        except subprocess.TimeoutExpired:
+            raise NoOutput("the compiler takes too long") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(cc.pid, signal.SIGKILL)  # with all that it has started
+    if cc.returncode:
+        errors = [line for line in said.decode("utf-8", "replace").splitlines() if "error" in line]
         raise NoOutput((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 
@@ -278,20 +293,16 @@ def main(folder):
     os.chdir(folder)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # so that no other process reads or changes this one and its children
     about = {"numpy": getattr(sys.modules.get("numpy"), "__version__", None), "python": sys.version_info[:2]}
-    with open("result", "w") as file:
-        json.dump(about | {"cc": bool(shutil.which("cc")), "able": lacking()}, file)
+    Path("result").write_text(json.dumps(about | {"cc": bool(shutil.which("cc")), "able": lacking()}))
     while True:
-        with open("job") as file:
-            file.read()
+        Path("job").read_text()
         pid = os.fork()
         if pid == 0:
             try:
-                with open("public.json") as file:
-                    report = judged(json.load(file))
+                report = judged(json.loads(Path("public.json").read_text()))
             except BaseException as error:
                 report = {"failure": repr(error)}
-            with open("result", "w") as file:
-                json.dump(report, file)
+            Path("result").write_text(json.dumps(report))
             os._exit(0)
         os.waitpid(pid, 0)
 

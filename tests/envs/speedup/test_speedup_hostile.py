@@ -9,11 +9,11 @@ import pytest
 
 from jaxagent.config import SandboxConfig
 from jaxagent.envs.base import Opening
+from jaxagent.envs.speedup import station
 from jaxagent.envs.speedup.environment import Speedup, gain
-from jaxagent.envs.speedup.station import open_stations
 from jaxagent.rollout.workers import Workers
 from tests.envs.speedup import naive
-from tests.envs.speedup.hostile import ALLCLOSE, ATTACKS, C_ATTACKS, LOOP, TRIES
+from tests.envs.speedup.hostile import ALLCLOSE, ATTACKS, C_ATTACKS, LOOP, SPINS, TRIES
 
 HERE = Path(__file__).parent
 ATTACK_OF = {
@@ -43,7 +43,7 @@ def measured():
     """A function of (code, problem): what a station says."""
     with Workers(1) as workers:
         opening = Opening(None, [], workers.run, lambda line: None)
-        with open_stations(opening, SandboxConfig(), 1, True) as stations:
+        with station.open_stations(opening, SandboxConfig(), 1, True) as stations:
             yield lambda code, problem=DOT, s=20.0: workers.run(stations.measure(problem, code, 4, 4, s), 120.0)
 
 
@@ -72,6 +72,47 @@ def test_who_ends_its_process_between_two_calls_has_failed(measured):
     assert "takes too long" in measured("def f(x, y):\n    while True: pass\n", DOT, 1.0).error
     assert "Segmentation fault" in measured("import ctypes\ndef f(x, y):\n    ctypes.string_at(0)\n").error
     assert "MemoryError" in measured("def f(x, y):\n    return x @ y + len(bytearray(1 << 30))\n").error
+
+
+def test_a_clock_that_stands_still_while_a_process_runs_is_not_believed(measured, monkeypatch, tmp_path):
+    """A judge that does not stop a runner before it reads its clock pays a program that never waits."""
+    text = station.BENCH.read_text()
+    begin, end = text.index("        os.kill(self.pid, signal.SIGSTOP)"), text.index("    def kill(self)")
+    (tmp_path / "bench.py").write_text(text[:begin] + "\n" + text[end:])
+    with monkeypatch.context() as patch, Workers(1) as workers:
+        patch.setattr(station, "BENCH", tmp_path / "bench.py")
+        with station.open_stations(Opening(None, [], workers.run, print), SandboxConfig(), 1, False) as stations:
+            tries = [workers.run(stations.measure(DOT, SPINS, 2, 2, 20.0), 60.0) for _ in range(5)]
+    assert max(one.speedup for one in tries) > 2, tries
+    for _ in range(3):
+        found = measured(SPINS)
+        assert not found.error and gain(found.sure, 5.0, MARGIN) == 0.0, found
+
+
+def test_no_program_uses_up_its_station(measured):
+    """Of the disk, by its descriptors or a library; nor does a text that is none in UTF-8 fail the measurement."""
+    assert measured("import os\nwhile True: os.write(1, bytes(1 << 20)); os.write(2, bytes(1 << 20))", DOT, 3.0).error
+    assert measured("char all[1 << 26] = {1};\nvoid f() {}", C_DOT).error
+    assert measured("\ud800", C_DOT).error and measured("\ud800").error
+    for problem in (DOT, C_DOT):
+        assert measured(problem["reference"], problem).error == ""
+
+
+@pytest.mark.slow
+def test_who_uses_up_the_time_of_the_measurement_has_failed(measured):
+    """And not the task, whose reference comes next."""
+    sleeps = "import time\nbegun = time.monotonic()\ncalls = []\ndef f(x, y):\n    calls.append(1)\n"
+    sleeps += "    if len(calls) == 5:\n        time.sleep(max(0, {} - (time.monotonic() - begun)))\n    return x @ y\n"
+    found = [measured(sleeps.format(seconds), DOT, 1.5).error for seconds in (1.3, 1.4, 1.45, 1.5) * 2]
+    assert found == ["it takes too long"] * len(found)
+
+
+@pytest.mark.slow
+def test_a_compiler_reads_nothing_of_the_measurement(measured):
+    for name in ("job", "result", "public.json", "/tmp/bench/result", "/proc/self/environ"):
+        assert "No such file" in (error := measured(f'#include "{name}"\n', C_DOT).error) or "ermission" in error, name
+        found = measured(f'__asm__(".incbin \\"{name}\\"");\nvoid f(const double *x) {{}}', C_DOT)
+        assert "error" in found.error.lower() or found.error == "cc fails", found
 
 
 def test_what_is_faster_is_paid(measured):

@@ -84,24 +84,19 @@ def _product(shop: Wares, number: str) -> Product | None:
 
 
 def matches(shop: Wares, query: Mapping[str, str]) -> list[Product]:
-    """The products whose titles have all words of the query's "Search", within its other fields."""
+    """The products whose titles have all words that were searched for, and that cost at most so much."""
     words = query.get("q", "").lower().split()
-    most, maker = query.get("most", ANY), query.get("maker", ANY)
+    most = query.get("most", ANY)
     return [
         product
         for product in shop.products
-        if set(words) <= set(product.title.lower().split())
-        and (not most.isdecimal() or product.price <= int(most))
-        and maker in (ANY, product.maker)
+        if set(words) <= set(product.title.lower().split()) and (not most.isdecimal() or product.price <= int(most))
     ]
 
 
 def _search(shop: Wares, query: Mapping[str, str]) -> Form:
     bounds = (ANY, *map(str, shop.scale.bounds))
     fields = [Field("Search", "q", query.get("q", "")), Field("Up to", "most", query.get("most", ANY), bounds)]
-    if shop.scale.full:
-        makers = (ANY, *sorted({product.maker for product in shop.products}))
-        fields.append(Field("Maker", "maker", query.get("maker", ANY), makers))
     return Form("/find", "Find", fields, method="get")
 
 

@@ -119,6 +119,5 @@ def next_action(goal: Goal, shown: str) -> str | None:
     find = tree.find(shown, "button", "Find")
     if not find or 'page "Results"' in shown:
         return None
-    return (
-        select("Search", goal.kind) or select("Up to", str(goal.most)) or select("Maker", goal.maker) or f"click {find}"
-    )
+    words = f"{goal.kind} {goal.maker}".strip()
+    return select("Search", words) or select("Up to", str(goal.most)) or f"click {find}"

@@ -43,7 +43,7 @@ class Scale:
       prices: what products may cost.
       bounds: the prices that the shop can filter by.
       page_products: on one page of results.
-      full: makers have models; pages have a header, results a search and a filter by maker; orders have a page.
+      full: makers have models; pages have a header, results the search once more, and an order a page of its own.
     """
 
     kinds: int
