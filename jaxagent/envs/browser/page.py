@@ -55,11 +55,6 @@ class BrowserPage:
         self._numbered: list[int] = []
         self.refused, self.broken, self.seen = 0, False, ""
 
-    @property
-    def url(self) -> str:
-        """The page's address."""
-        return self._page.url
-
     async def open(self, context: Any) -> None:
         """Opens the site's first page in a fresh context. Raises ConnectionError: it does not come."""
         page = self._page = await self._wait(context.new_page())
@@ -218,6 +213,8 @@ class BrowserPage:
             except Exception as error:
                 self._failure = error
         if response is None:
+            if urlsplit(url).path == "/favicon.ico":  # which a Chromium with a window's parts asks for by itself
+                return await self._send("Fetch.failRequest", requestId=number, errorReason="Aborted")
             is_page = event["resourceType"] == "Document" and event["frameId"] == self._frame
             self._refuse(url, is_page)
             reason = "Aborted" if is_page else "BlockedByClient"  # a page that is not there leaves the present one
