@@ -87,7 +87,7 @@ class Browsers:
             from playwright.async_api import Error, async_playwright
         except ImportError:
             raise ConfigError("config.env=browser needs the package playwright: pip install playwright.") from None
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="jaxagent-browser-"))
+        folder = self._folder = Path(tempfile.mkdtemp(prefix=f"jaxagent-browser-{os.getpid()}-"))
         (folder / "tmp").mkdir()
         os.mkfifo(folder / "wanted")
         self._wanted = os.open(folder / "wanted", os.O_RDWR)

@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
@@ -18,7 +17,7 @@ from jaxagent.envs.browser.environment import Browser, BrowserAttempt
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import Task
 from tests.envs.browser.conftest import program
-from tests.envs.browser.playing import Pages
+from tests.envs.browser.playing import Pages, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PAGES = {
@@ -63,14 +62,8 @@ def ports(pids):
 
 
 def leftovers():
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(("jaxagent-browser-", "playwright"))}
-
-
-def until(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.05)
+    """Folders of this process's browsers. (Other runs of this machine have theirs.)"""
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"jaxagent-browser-{os.getpid()}-")}
 
 
 def opened(pages, browsers_of=None, **settings):
