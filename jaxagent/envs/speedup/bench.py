@@ -32,7 +32,6 @@ from pathlib import Path
 LIBC = ctypes.CDLL(None)
 PDEATHSIG, DUMPABLE = 1, 4  # of prctl
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every architecture
-READ_FILE, READ_FOLDER = 1 << 2, 1 << 3
 OPEN = "open"  # a folder, for the candidate's library
 READABLE = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/dev/null", "/dev/urandom", OPEN)
 COMPILE = ("sh", "-c", 'ulimit -f 8192; exec cc -O2 -shared -fPIC -x c - -lm -o "$0"')  # of 4 MB, at most
@@ -53,7 +52,7 @@ def guard():
     attributes = struct.pack("<QQQ", files, 3, 3)[:size]
     rules = LIBC.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
     for path in filter(os.path.exists, READABLE):
-        allowed = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        allowed = 12 if os.path.isdir(path) else 4  # to read folders is 8, to read files 4
         LIBC.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", allowed, os.open(path, os.O_PATH)), 0)
     LIBC.syscall(RESTRICT_SELF, rules, 0)
 
@@ -198,6 +197,7 @@ def loaded(memory, begins, job, code, guarded):
 
 def judged(job):
     """The report of a job. The reference is on no disk when the agent's code begins."""
+    os.sched_setaffinity(0, {random.choice(list(os.sched_getaffinity(0)))})  # so that all find inputs in the same cache
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))
