@@ -45,6 +45,7 @@ class BrowserPage:
         self._session: Any = None
         self._frame = ""
         self._still, self._moved = asyncio.Event(), asyncio.Event()
+        self._loading: set[str] = set()  # frames
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None  # of the site
         self._hops: dict[str, int] = {}  # request -> redirects before it
@@ -53,11 +54,6 @@ class BrowserPage:
         self._hosts: set[str] = set()  # that were asked for in vain
         self._numbered: list[int] = []
         self.refused, self.broken, self.seen = 0, False, ""
-
-    @property
-    def url(self) -> str:
-        """The page's address."""
-        return self._page.url
 
     async def open(self, context: Any) -> None:
         """Opens the site's first page in a fresh context. Raises ConnectionError: it does not come."""
@@ -75,6 +71,11 @@ class BrowserPage:
             (self._session.on, "Page.frameStartedLoading", lambda event: self._moves(event, False)),
             (self._session.on, "Page.frameStartedNavigating", lambda event: self._moves(event, False)),
             (self._session.on, "Page.frameStoppedLoading", lambda event: self._moves(event, True)),
+            (
+                self._session.on,
+                "Page.frameDetached",
+                lambda event: event["reason"] == "remove" and self._moves(event, True),
+            ),
             (self._session.on, "Page.navigatedWithinDocument", lambda event: self._moved.set()),
             (self._session.on, "Page.windowOpen", lambda event: self._note("A new tab was refused: there is one.")),
         ):
@@ -87,7 +88,7 @@ class BrowserPage:
             self._send("Page.getFrameTree"),
         )
         self._frame = frames["frameTree"]["frame"]["id"]
-        self._still.clear()
+        self._moves({"frameId": self._frame}, False)
         self._begin(self._send("Page.navigate", url=self._visit.url))  # its answer comes with the page
         await self._settle()
         if page.url == "about:blank":
@@ -195,6 +196,7 @@ class BrowserPage:
     async def _stop(self, why: str) -> None:
         self._note(why)
         await self._send("Page.stopLoading")
+        self._loading.clear()
         self._still.set()
 
     async def _answer(self, event: dict[str, Any]) -> None:
@@ -211,6 +213,8 @@ class BrowserPage:
             except Exception as error:
                 self._failure = error
         if response is None:
+            if urlsplit(url).path == "/favicon.ico":  # which a Chromium with a window's parts asks for by itself
+                return await self._send("Fetch.failRequest", requestId=number, errorReason="Aborted")
             is_page = event["resourceType"] == "Document" and event["frameId"] == self._frame
             self._refuse(url, is_page)
             reason = "Aborted" if is_page else "BlockedByClient"  # a page that is not there leaves the present one
@@ -246,9 +250,11 @@ class BrowserPage:
             self._notes.append(text)
 
     def _moves(self, event: dict[str, Any], still: bool) -> None:
+        """Notes that a frame has begun to load, or has ended or gone."""
         if event["frameId"] == self._frame:
             self._moved.set()
-            self._still.set() if still else self._still.clear()
+        self._loading.discard(event["frameId"]) if still else self._loading.add(event["frameId"])
+        self._still.clear() if self._loading else self._still.set()
 
     def _end(self, reason: str) -> None:
         if not self._ended.done():

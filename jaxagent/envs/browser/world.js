@@ -26,6 +26,18 @@
   });
   RealDate.prototype.constructor = window.Date;
   performance.now = () => now - START;
+  const elapsed = () => now - START, dates = Intl.DateTimeFormat.prototype;
+  for (const [proto, name, get] of [
+    [Performance.prototype, 'timeOrigin', () => START], [Performance.prototype, 'timing', () => new Proxy({}, {get: () => START})],
+    [Event.prototype, 'timeStamp', elapsed], [AnimationTimeline.prototype, 'currentTime', elapsed],
+    [File.prototype, 'lastModified', () => START], [Document.prototype, 'lastModified', () => '01/01/2024 12:00:00'],
+    [Navigator.prototype, 'connection', () => undefined],
+  ]) Object.defineProperty(proto, name, {get});
+  for (const name of ['getEntries', 'getEntriesByName', 'getEntriesByType']) performance[name] = () => [];
+  const {format: {get: format}, formatToParts: {value: parts}} = Object.getOwnPropertyDescriptors(dates);
+  Object.defineProperty(dates, 'format', {get() { const own = format.call(this); return (date = now) => own(date); }});
+  dates.formatToParts = function (date = now) { return parts.call(this, date); };
+  delete window.Temporal;
 
   const timers = new Map();
   const add = (f, ms, every, args) => {
@@ -40,21 +52,28 @@
   for (const name of ['clearTimeout', 'clearInterval', 'cancelAnimationFrame', 'cancelIdleCallback'])
     window[name] = id => { timers.delete(Number(id)); };
 
+  // What is on its way from the site: the clock waits for it.
+  const waits = promise => { pending++; return promise.finally(() => pending--); };
   const realFetch = window.fetch;
-  window.fetch = (...args) => { pending++; return realFetch(...args).finally(() => pending--); };
+  window.fetch = (...args) => waits(realFetch(...args));
+  for (const name of ['text', 'json', 'blob', 'arrayBuffer', 'formData']) {
+    const read = Response.prototype[name];
+    Response.prototype[name] = function (...args) { return waits(read.apply(this, args)); };
+  }
+  const arrives = (thing, kinds) => waits(new Promise(done => { for (const kind of kinds) thing.addEventListener(kind, done, {once: true}); }));
   const send = XMLHttpRequest.prototype.send;
-  XMLHttpRequest.prototype.send = function (...args) {
-    pending++;
-    this.addEventListener('loadend', () => pending--, {once: true});
-    return send.apply(this, args);
-  };
-  const answered = async patience => { for (let i = 0; pending && i < patience / 5; i++) await sleep(5); };
+  XMLHttpRequest.prototype.send = function (...args) { arrives(this, ['loadend']); return send.apply(this, args); };
+  new MutationObserver(records => {
+    for (const {addedNodes} of records) for (const node of addedNodes)
+      if (node.tagName === 'SCRIPT' && node.src && document.readyState === 'complete') arrives(node, ['load', 'error']);
+  }).observe(document, {childList: true, subtree: true});
+  const answered = async budget => { while (pending && budget.ms > 0) { await sleep(5); budget.ms -= 5; } };
 
   // Lets so many milliseconds pass: what timers are due runs, one after the other; the page cannot replace it.
   Object.defineProperty(window, '__advance', {value: async (ms, patience) => {
-    const end = now + ms;
+    const end = now + ms, budget = {ms: patience};
     await turn();
-    await answered(patience);
+    await answered(budget);
     for (let calls = 0; calls < 5000; calls++) {
       let first = null, id = 0;
       for (const [number, timer] of timers) if (timer.at <= end && (!first || timer.at < first.at)) [first, id] = [timer, number];
@@ -63,7 +82,7 @@
       if (first.every) first.at = now + first.every; else timers.delete(id);
       try { first.call(); } catch (error) { reportError(error); }
       await turn();
-      await answered(patience);
+      await answered(budget);
     }
     now = end;
     for (let i = 0; i < frames.length && i < 20; i++) try { await frames[i].__advance(ms, patience); } catch {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from typing import Any
 
 from jaxagent.envs.base import Verdict
@@ -93,3 +94,10 @@ class Play:
 
 async def gather(*coroutines):
     return await asyncio.gather(*coroutines)
+
+
+def until(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.05)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from jaxagent.envs.browser.sites import Response
-from tests.envs.browser.playing import FAST, Play
+from tests.envs.browser.playing import FAST, Play, until
 
 NETWORK = "there is no network"
 
@@ -28,6 +28,9 @@ def test_a_page_that_never_loads(browsers):
     half = {"/": "<p>Here.</p><img src=/slow>", "/slow": lambda method, form: _never()}
     with Play(browsers, half, **FAST) as play:
         assert play.first.startswith("The page has not finished loading") and 'text "Here."' in play.first
+    asking = "<p>Here.</p><script>setInterval(() => fetch('/slow'), 50)</script>"
+    with Play(browsers, {"/": asking, "/slow": half["/slow"]}, **FAST) as play:  # what it waits for has an end
+        assert 'text "Here."' in play.first and 'text "Here."' in play.act("press tab")
     with (
         pytest.raises(ConnectionError, match=r"first page .* has not finished loading in 2 s"),
         Play(browsers, {"/": hanging["/slow"]}, **FAST),
@@ -76,7 +79,7 @@ def test_there_is_one_tab(browsers):
     with Play(browsers, {"/": page, "/next": "<p>There.</p>"}) as play:
         shown = play.act("click 3")
         assert "A new tab was refused" in shown and '"Other"' in shown
-        assert len(play.attempt._page._page.context.pages) == 1
+        until(lambda: len(play.attempt._page._page.context.pages) == 1)
 
 
 @pytest.mark.slow
@@ -345,3 +348,29 @@ def _group(pid):
         return os.getpgid(int(pid))
     except OSError:
         return 0
+
+
+CLOCKS = """[new Intl.DateTimeFormat('en', {timeStyle: 'full'}).format(), performance.timeOrigin,
+  new Event('x').timeStamp, performance.timing.navigationStart, performance.getEntries().length,
+  document.timeline.currentTime, document.lastModified, new File([], 'x').lastModified, navigator.connection?.rtt,
+  typeof Temporal, new Intl.DateTimeFormat('en').formatToParts()[0].value,
+  new Intl.DateTimeFormat('en', {timeZone: 'UTC'}).format(new Date(0))].join()"""
+
+
+def test_no_clock_of_a_page_is_the_machines(browsers):
+    with Play(browsers, "<p>Here.</p>", **FAST) as play:
+        shown = play.js(CLOCKS)
+    start = "1704110400000"
+    assert shown.split(",") == [
+        *(
+            "12:00:01 PM Coordinated Universal Time",
+            start,
+            "1000",
+            start,
+            "0",
+            "1000",
+            "01/01/2024 12:00:00",
+            start,
+        ),
+        *("", "undefined", "1", "1/1/1970"),
+    ]

@@ -7,18 +7,17 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening
 from jaxagent.envs.browser.chromium import Browsers
-from jaxagent.envs.browser.environment import Browser
+from jaxagent.envs.browser.environment import Browser, BrowserAttempt
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import Task
 from tests.envs.browser.conftest import program
-from tests.envs.browser.playing import Pages
+from tests.envs.browser.playing import Pages, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PAGES = {
@@ -63,14 +62,8 @@ def ports(pids):
 
 
 def leftovers():
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(("jaxagent-browser-", "playwright"))}
-
-
-def until(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.05)
+    """Folders of this process's browsers. (Other runs of this machine have theirs.)"""
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"jaxagent-browser-{os.getpid()}-")}
 
 
 def opened(pages, browsers_of=None, **settings):
@@ -212,6 +205,31 @@ def test_kill_9_in_the_middle_leaves_nothing(browsers, whom):
         os.kill(run.pid, 9)
         until(lambda: not processes(folder) and not folder.exists())
     run.wait(20)
+
+
+@pytest.mark.slow
+def test_a_driver_that_dies_costs_its_episodes_and_is_started_again(browsers):
+    """A page that posts 100 MB has it use up its memory."""
+    before, pages = leftovers(), Pages(PAGES)
+    with Workers(2) as workers:
+        opened = Browsers(program(), 100, 2_048, 60.0)
+        workers.run(opened.start(), 100)
+        try:
+            first = BrowserAttempt(Task("t", "", (), "", {"seed": 1}), Browser(site=pages), opened)
+            workers.run(first.start(), 60)
+            there = processes(opened._folder)
+            os.kill(next(p for p in there if "run-driver" in _words(p) and "--while=" not in _words(p)), 9)
+            until(lambda: not opened._folder.exists())
+            both = [BrowserAttempt(Task("t", "", (), "", {"seed": 1}), Browser(site=pages), opened) for _ in range(2)]
+            workers.run(_all(first.close(), *(episode(attempt, ["click 2"]) for attempt in both)), 60)
+            assert opened.killed == 1
+        finally:
+            workers.run(opened.close(), 60)
+    assert leftovers() == before and not any(map(processes, GROUPS))
+
+
+async def _all(*coroutines):
+    return await asyncio.gather(*coroutines)
 
 
 def _words(pid):
