@@ -204,7 +204,8 @@ class BrowserPage:
 
     async def _stop(self, why: str) -> None:
         self._note(why)
-        await self._send("Page.stopLoading")
+        with contextlib.suppress(_Gone):
+            await self._send("Page.stopLoading")
         self._loading.clear()
         self._still.set()
 
@@ -316,7 +317,7 @@ class BrowserPage:
 class _Gone(Exception):
     """The document in which something was to happen is no longer there."""
 
-    SIGNS = ("context was destroyed", "Cannot find context", "navigated or closed", "Promise was collected")
+    SIGNS = ("context was destroyed", "Cannot find context", "navigated or closed", "was collected", "Not attached to")
 
 
 def site_of(url: str) -> str:
