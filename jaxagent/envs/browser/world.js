@@ -26,6 +26,18 @@
   });
   RealDate.prototype.constructor = window.Date;
   performance.now = () => now - START;
+  const elapsed = () => now - START, dates = Intl.DateTimeFormat.prototype;
+  for (const [proto, name, get] of [
+    [Performance.prototype, 'timeOrigin', () => START], [Performance.prototype, 'timing', () => new Proxy({}, {get: () => START})],
+    [Event.prototype, 'timeStamp', elapsed], [AnimationTimeline.prototype, 'currentTime', elapsed],
+    [File.prototype, 'lastModified', () => START], [Document.prototype, 'lastModified', () => '01/01/2024 12:00:00'],
+    [Navigator.prototype, 'connection', () => undefined],
+  ]) Object.defineProperty(proto, name, {get});
+  for (const name of ['getEntries', 'getEntriesByName', 'getEntriesByType']) performance[name] = () => [];
+  const {format: {get: format}, formatToParts: {value: parts}} = Object.getOwnPropertyDescriptors(dates);
+  Object.defineProperty(dates, 'format', {get() { const own = format.call(this); return (date = now) => own(date); }});
+  dates.formatToParts = function (date = now) { return parts.call(this, date); };
+  delete window.Temporal;
 
   const timers = new Map();
   const add = (f, ms, every, args) => {
