@@ -69,8 +69,12 @@
   }).observe(document, {childList: true, subtree: true});
   const answered = async budget => { while (pending && budget.ms > 0) { await sleep(5); budget.ms -= 5; } };
 
-  // Lets so many milliseconds pass: what timers are due runs, one after the other; the page cannot replace it.
-  Object.defineProperty(window, '__advance', {value: async (ms, patience) => {
+  // Lets so many milliseconds pass, once in an action: what timers are due runs, one after the other. The page cannot
+  // replace it. Before the page has loaded nothing passes, unless it is `stopped` on the way.
+  let done = -1;
+  Object.defineProperty(window, '__advance', {value: async (action, ms, patience, stopped) => {
+    if (action === done || (document.readyState !== 'complete' && !stopped)) return;
+    done = action;
     const end = now + ms, budget = {ms: patience};
     await turn();
     await answered(budget);
@@ -85,7 +89,7 @@
       await answered(budget);
     }
     now = end;
-    for (let i = 0; i < frames.length && i < 20; i++) try { await frames[i].__advance(ms, patience); } catch {}
+    for (let i = 0; i < frames.length && i < 20; i++) try { await frames[i].__advance(action, ms, patience, stopped); } catch {}
   }});
 
   const still = new CSSStyleSheet();
