@@ -102,6 +102,7 @@ setup(
     package_dir={f"jaxagent.{folder}": folder for folder in BESIDE},
     package_data={
         "jaxagent": ["py.typed"],
+        "jaxagent.envs.browser": ["*.js", "*.json"],
         "jaxagent.launch": ["*.sh", "Dockerfile*"],
         "jaxagent.observe": ["*.css", "*.js", "*.md"],
         "jaxagent.sandbox": ["native/*.c", "native/*.h"],
@@ -147,7 +148,7 @@ setup(
         "track": ["wandb", "mlflow", "trackio"],
         "peft": PEFT,  # other people's loader of the adapters that a run writes
         "notebook": NOTEBOOK,  # runs examples/first_run.ipynb without a browser
-        "browser": ["playwright"],  # tests of the page; a wheel of 50 MB, and a Chromium beside it
+        "browser": ["playwright"],  # envs/browser, and tests of the page; a wheel of 50 MB, and a Chromium beside it
         "test": TEST,
         # What benchmarks/ compares with. Later versions of Tunix want an older transformers and other arguments.
         "peers": ["transformers>=5", "trl==1.16.0", "google-tunix==0.1.5", TORCH],

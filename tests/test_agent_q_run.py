@@ -1,4 +1,4 @@
-"""Agent Q in a whole run, exact: forks of forks where the search says, pairs that move weights, replayed."""
+"""Agent Q in a whole run, exact: forks of forks where the search says, pairs that move weights; replayed."""
 
 import json
 
