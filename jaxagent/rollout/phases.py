@@ -1,17 +1,15 @@
 """Phases: tasks that the policy failed in one beget those of the next, as far as it may learn from them now.
 
 WebRL (Qi et al., arXiv 2411.02337, section 3.1). A phase is `rl.phases.steps` RL steps. At its end each task at which
-an attempt failed is given to the environment's generator (`Environment.new_task`), several times with other randomness,
-until there are `rl.phases.tasks` new ones. A new task is left out where it is
+an attempt failed is given to the environment's generator (`Environment.new_task`) `TRIES` times. Left out is what is
 
   known     the same as a training task or an earlier new one: prompt, answers and metadata
   held out  a question of the held-out tasks: their prompt, or where all prompts are one, the whole task
   no use    of a value outside [low, high]: too hard to learn anything from, or learnt already
 
 The value is the critic's, of the new task's prompt; without a critic the success rate of the task that begot it, of its
-attempts in the phase, (s + 1) / (n + 2). The next phase plays its new tasks first, in an order of the seed, and for
-what is left of its steps tasks of the source. All of it is a function of the seed and of what was played, and is saved
-with every bundle.
+attempts in the phase, (s + 1) / (n + 2). The next phase plays `rl.phases.tasks` of the others at most, in an order of
+the seed, and then tasks of the source. All this is a function of the seed and of what was played, and is in the bundle.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from jaxagent.data.sources import TaskSource, contents_of
 from jaxagent.envs.base import Environment
 from jaxagent.types import Group, Task
 
+COUNTS = ("failed", "none", "known", "held_out", "no_use", "new")
 TRIES = 4  # new tasks that are asked for of one failed task
 Values = Callable[[Sequence[Task]], Sequence[float]]  # what a critic expects of tasks
 
@@ -107,5 +106,4 @@ class Phases:
         self._known |= {contents_of(task)[2] for task in chosen}
         self.tasks += [dataclasses.replace(task, id=f"phase{phase}/{at}") for at, task in enumerate(chosen)]
         counts["new"] = len(chosen)
-        names = ("failed", "none", "known", "held_out", "no_use", "new")
-        return {f"phases/{name}": float(counts[name]) for name in names}
+        return {f"phases/{name}": float(counts[name]) for name in COUNTS}

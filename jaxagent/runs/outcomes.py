@@ -113,8 +113,8 @@ def question(episode: Episode, tokenizer: Tokenizer) -> str:
             history += "; ".join(line.strip() for line in text.strip().split("\n")) + "\n"
         seen = np.isin(t.kinds, (TokenKind.OBSERVATION, TokenKind.WARNING))
         page = tokenizer.decode(t.tokens[seen & (t.turns == t.turns[seen].max())].tolist()) if seen.any() else page
-    goal = f"The User Intent:\n{episode.task.prompt.strip()}\n\nAction History:\n{history}"
-    return f"{goal}\nThe Current Screenshot:\n{page.strip()}"
+    goal = episode.task.prompt.strip()
+    return f"The User Intent:\n{goal}\n\nAction History:\n{history}\nThe Current Screenshot:\n{page.strip()}"
 
 
 def values_of(parts: Parts, of_rl: programs.Programs, state: TrainState, tasks: Sequence[Task]) -> list[float]:
