@@ -273,9 +273,11 @@ def compare(number, right, output, dtype, tolerance):
 
 def compiled(text, path, guarded):
     """A shared library of a C text. Raises NoOutput, with the compiler's first complaint."""
-    pipe, place = subprocess.PIPE, {"env": {**os.environ, "TMPDIR": os.path.abspath(OPEN)}, "start_new_session": True}
-    limits = {"preexec_fn": lambda: guard(compiles=True)} if guarded else {}
-    with subprocess.Popen([*COMPILE, path], stdin=pipe, stdout=pipe, stderr=pipe, **place, **limits) as cc:
+    pipe, env = subprocess.PIPE, {**os.environ, "TMPDIR": os.path.abspath(OPEN)}
+    limit = (lambda: guard(compiles=True)) if guarded else None
+    with subprocess.Popen(
+        [*COMPILE, path], stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True, preexec_fn=limit
+    ) as cc:
         try:
             _, said = cc.communicate(text.encode("utf-8", "replace"), COMPILE_S)
         except subprocess.TimeoutExpired:
