@@ -2,7 +2,6 @@
 
     python -m jaxagent.main --config=configs/web_agent.py                # a small generated shop, a laptop
     python -m jaxagent.main --config=configs/web_agent.py:laptop+gspo    # any of algorithms/published.py
-    python -m jaxagent.main --config=configs/web_agent.py:laptop-webrl   # WebRL, its reward an outcome model of its own
     python -m jaxagent.main --config=configs/web_agent.py:qwen2.5-1.5b --config.model.path=Qwen2.5-1.5B-Instruct
                                                                          # a large generated shop, 4 GPUs
     python -m jaxagent.main --config=configs/web_agent.py:webrl --config.model.path=Llama-3.1-8B-Instruct \
@@ -22,11 +21,10 @@ through Chromium, a conversation keeps all its pages where the published prompt 
 wrong where WebShop also scores a near miss, and an action that cannot be done costs a turn, not 0.1 of reward. Not run
 by us: `--dry_run` says what it needs.
 
-laptop-webrl and webrl: phases of five or twenty steps, the tasks of each begotten by those that the last one has failed
-at, an objective that holds to the policy of the last phase, replayed turns of past successes (docs/algorithms.md), and
-as the reward what a model says of an episode, with the shop's own check beside it (`reward/solved`). On the laptop that
-model is trained on 384 attempts of the warm-started policy; webrl asks the released one. laptop+webrl has the check
-itself as the reward.
+laptop+webrl and webrl: phases of five or twenty steps, the tasks of each begotten by those that the last one has failed
+at, an objective that holds to the policy of the last phase, and replayed turns of past successes (docs/algorithms.md).
+webrl has as its reward what a released model says of an episode, with the shop's own check beside it (`reward/solved`),
+and laptop+webrl the check; a model of the laptop's own: docs/recipes/web_agent.md.
 """
 
 from ml_collections import ConfigDict
@@ -41,7 +39,7 @@ def get_config(preset: str = "laptop") -> ConfigDict:
     Raises:
       ConfigError: unknown preset or algorithm.
     """
-    presets = {"laptop": laptop, "laptop-webrl": laptop_webrl, "qwen2.5-1.5b": qwen2_5_1_5b, "webrl": webrl}
+    presets = {"laptop": laptop, "qwen2.5-1.5b": qwen2_5_1_5b, "webrl": webrl}
     return parts.chosen("configs/web_agent.py", preset, presets)
 
 
@@ -86,18 +84,6 @@ def laptop() -> ConfigDict:
     config.rl.optimizer = parts.optimizer(4e-4, schedule="linear")
     config.rl.batch.row_tokens = 384
     config.eval = ConfigDict({"every": 0, "sampled": False})  # before and after
-    return config
-
-
-def laptop_webrl() -> ConfigDict:
-    """WebRL whole: 384 labelled attempts of the warm-started policy train the outcome model that is the reward."""
-    config = laptop()
-    published.apply(config, "webrl", parts.critic())
-    config.workdir = "runs/web_agent_webrl"
-    config.stages = ("warm_start", "sample", "outcome_model", "rl")
-    config.sample = ConfigDict({"steps": 2, "tasks_per_step": 48, "attempts": 4})
-    config.rl.advantage.critic.warmup_updates = 4
-    config.rl.group_reward = ConfigDict({"name": "outcome_model", "folder": ""})
     return config
 
 

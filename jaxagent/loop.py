@@ -37,13 +37,12 @@ from jaxagent.observe.files import OUTDATED_FILE, POLICY_FOLDER
 from jaxagent.observe.progress import Progress
 from jaxagent.rollout.experience import Experience, check_tasks
 from jaxagent.rollout.groups import largest
-from jaxagent.runs import devices, lag, outcome_reward
+from jaxagent.runs import devices, lag, outcomes
 from jaxagent.runs.attempts import temperature
 from jaxagent.runs.checks import OPD, RL, check
 from jaxagent.runs.evaluation.held_out import record_evaluation
 from jaxagent.runs.logs import learnt_of
 from jaxagent.runs.parts import Parts, open_parts
-from jaxagent.runs.prospects import values_of
 from jaxagent.runs.seams import Connect, one_process, publish_past
 from jaxagent.runs.stages import StageProgram, logged, offline, outcome_model, sample, sft, stages_left, warm_start
 from jaxagent.runs.stopping import Stopping
@@ -116,7 +115,7 @@ def rl_stage(
 ) -> Params:
     """Reinforcement learning; returns the trained policy. Logs and bundles go under the name `stage`."""
     with workdir.compiles.warm_up():
-        parts = outcome_reward.opened(parts)
+        parts = outcomes.opened(parts)
     cfg, rl = parts.cfg, parts.cfg.rl
     experience = Experience(parts.train, cfg, parts.held_out)
     entropy = EntropyControl.start(rl, workdir.results if workdir.resumes(stage) else {})
@@ -154,7 +153,7 @@ def rl_stage(
             sampled |= lag.gaps(programs, state, sink.weights_of, chosen.groups, step)
         state, metrics, learnt = learn(parts, programs, state, chosen.groups, experience, step, entropy.apply(rl))
         workdir.logs.keep(stage, step, episodes, learnt)
-        values = functools.partial(values_of, parts, programs, state) if programs.values else None
+        values = functools.partial(outcomes.values_of, parts, programs, state) if programs.values else None
         sampled |= experience.record(chosen.sampled, step, values)
         metrics["policy/entropy_coefficient"] = entropy.applied
         entropy = entropy.after(metrics)

@@ -114,7 +114,8 @@ def test_config_path_after_a_space(runs):
         ([CONFIG, "--config.rl.steps=abc"], "config.rl.steps must be int, got 'abc'."),
         (
             [CONFIG, "--config.rl.kl.where=los"],
-            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', got 'los'. Did you mean 'loss'?",
+            "config.rl.kl.where must be one of 'loss', 'reward', 'advantage', 'objective', got 'los'. "
+            "Did you mean 'loss'?",
         ),
         (
             [CONFIG, "--config.stages=warm_start,rll"],

@@ -13,7 +13,7 @@ from jaxagent.config import ConfigError, flags
 from jaxagent.data import codec
 from jaxagent.envs.base import Verdict
 from jaxagent.envs.search.environment import SearchAttempt
-from jaxagent.runs import checks, outcome_reward
+from jaxagent.runs import checks, outcomes
 from jaxagent.runs.parts import open_parts
 from jaxagent.types import Group, StopReason
 from tests import tiny_run
@@ -68,12 +68,12 @@ def test_the_policy_earns_what_the_model_says_and_the_check_stands_beside_it(tmp
     asked = OutcomeModel(str(tmp_path / "run/policy"), tokens=300)
     cfg = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, group_reward=asked))
     with open_parts(cfg, print) as parts:
-        judge = outcome_reward.opened(parts).cfg.rl.group_reward
+        judge = outcomes.opened(parts).cfg.rl.group_reward
         model = transformers.AutoModelForCausalLM.from_pretrained(asked.folder)
         yes, no = (parts.tokenizer.encode(word)[0] for word in ("YES", "NO"))
         z = judge.judge(episodes[:8])
         for episode, ours in zip(episodes[:8], z, strict=True):
-            text = outcome_reward.SYSTEM + outcome_reward.question(episode, parts.tokenizer)
+            text = outcomes.SYSTEM + outcomes.question(episode, parts.tokenizer)
             ids = parts.tokenizer.encode(text)[-300:]
             with torch.no_grad():
                 logits = model(torch.tensor([ids])).logits[0, -1].float()

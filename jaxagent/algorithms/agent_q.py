@@ -78,25 +78,11 @@ class BranchPairs(BranchAdvantage):
     min_gap: NonNegativeFloat = 0.1  # of Q, from 0 to 1; equal ones never are a pair
 
     def of_attempt(self, tree: Tree, a: int) -> list[float]:
-        value = values(tree)
         numbers = []
         for turn in range(tree.first[a], tree.end(a)):
             state = tree.state(a, turn)
-            beside = [(other, turn) for other in tree.begun.get(state, ())]
-            beside += [state] if state in value else []  # who came there and went on
-            gaps = [value[a, turn] - value[place] for place in beside if place != (a, turn)]
-            numbers.append(0.5 * sum(np.sign(gap) for gap in gaps if gap and abs(gap) >= self.min_gap))
+            beside = {*tree.begun.get(state, ()), state[0]} - {a}  # who begins there, and who came there
+            others = [mean(tree.through[other, turn + 1]) for other in beside if (other, turn + 1) in tree.through]
+            gaps = [mean(tree.through[a, turn + 1]) - other for other in others]
+            numbers.append(0.5 * sum(np.sign(gap) for gap in gaps if abs(gap) >= self.min_gap))
         return numbers
-
-
-def values(tree: Tree) -> dict[tuple[int, int], float]:
-    """Of every turn, by who played it and its number: the mean of what the attempts through it have earned."""
-    earned: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
-    for leaf in tree.attempts:
-        whole = tree.earlier(leaf) + tree.paid(leaf, tree.first[leaf])
-        at, end = leaf, tree.end(leaf)
-        while end:
-            for turn in range(tree.first[at], end):
-                earned[at, turn].append(whole)
-            at, end = tree.parents[at], tree.first[at]
-    return {place: mean(numbers) for place, numbers in earned.items()}

@@ -98,6 +98,24 @@ class Tree:
             return mean([value(other, at) for other in others]) - self.paid(a, at, turn)
         return math.nan if len(self.rewards) > 1 else 0.0  # an attempt planned alone keeps what it earned
 
+    @functools.cached_property
+    def through(self) -> dict[Place, list[float]]:
+        """What each attempt through a state has earned; (a, k + 1) is what came of an attempt's own turn k."""
+        through: dict[Place, list[float]] = collections.defaultdict(list)
+        for leaf in self.attempts:
+            earned, at, end, path = (
+                self.earlier(leaf) + self.paid(leaf, self.first[leaf]),
+                leaf,
+                self.end(leaf),
+                [START],
+            )
+            while end:
+                path += [(at, turn) for turn in range(end, self.first[at], -1)]
+                at, end = self.parents[at], self.first[at]
+            for place in path:
+                through[place].append(earned)
+        return through
+
     def owes(self, other: int, a: int) -> bool:
         """Whether an attempt from the start is a fork of `a`, which did not come to the turn planned for it."""
         return self.parents[other] == a
@@ -205,19 +223,7 @@ class TreeRL(BranchAdvantage):
     """
 
     def of_attempt(self, tree: Tree, a: int) -> list[float]:
-        through: dict[Place, list[float]] = collections.defaultdict(list)
-        for leaf in tree.attempts:
-            earned, at, end, path = (
-                tree.earlier(leaf) + tree.paid(leaf, tree.first[leaf]),
-                leaf,
-                tree.end(leaf),
-                [START],
-            )
-            while end:
-                path += [(at, turn) for turn in range(end, tree.first[at], -1)]
-                at, end = tree.parents[at], tree.first[at]
-            for place in path:
-                through[place].append(earned)
+        through = tree.through
         value = {place: mean(returns) for place, returns in through.items()}
         numbers = []
         for turn in range(tree.first[a], tree.end(a)):

@@ -145,7 +145,7 @@ def weights_of(preferences: Any, task: str) -> dict[str, float]:
 class OutcomeModel:
     """What a model says of an episode takes the place of the environment's check, and is opened with it.
 
-    WebRL (arXiv 2411.02337): 1 where its probability of success is 0.5 or more, else 0. See runs/outcome_reward.py.
+    WebRL (arXiv 2411.02337): 1 where its probability of success is 0.5 or more, else 0. See runs/outcomes.py.
     """
 
     folder: str = ""  # of the stage "outcome_model", or of a language model that answers YES or NO; "" = this run's own
@@ -156,11 +156,7 @@ class OutcomeModel:
         raise NotImplementedError("opened by the stage that it rewards")
 
 
-GROUP_REWARDS: dict[str, type] = {
-    "preferences": Preferences,
-    "gdpo": Decoupled,
-    "outcome_model": OutcomeModel,
-}
+GROUP_REWARDS: dict[str, type] = {"preferences": Preferences, "gdpo": Decoupled, "outcome_model": OutcomeModel}
 
 
 def _looked_up(values: Mapping[str, float], name: str, where: str, task: str) -> float:

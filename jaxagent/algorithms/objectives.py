@@ -170,10 +170,8 @@ class WebRL:
 
     d is the mean of log p - log p_ref over the turn's tokens, b is `rl.kl.coefficient`, and h the smooth L1: x^2 / 2
     within 1 of 0, else |x| - 1/2. Whoever has passed A / b is left there, and turns of A <= 0 are left out, unless
-    `negative`. The gradient of d is b d - A, at most 1 in size: that of REINFORCE with the pull to the reference in the
-    advantage. No ratio to the policy that sampled: turns of any policy may be learnt from.
-
-    "WebRL" (Qi et al., arXiv 2411.02337) has (b d - A)^2, with sums for means; this is the form of its released code.
+    `negative`. The gradient of d is b d - A, at most 1 in size: REINFORCE with the pull in the advantage, without a
+    ratio. "WebRL" (Qi et al., arXiv 2411.02337) has (b d - A)^2, with sums for means; this is its released code's form.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("turns",)

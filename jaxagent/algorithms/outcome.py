@@ -44,16 +44,11 @@ def through_end(episode: Episode) -> Trajectory:
     )
 
 
-def after(tokens: Sequence[int]) -> Trajectory:
-    """Tokens that nobody sampled, and one token more for what would follow, as in `through_end`."""
-    length = len(tokens) + 1
-    return Trajectory(
-        tokens=np.array([*tokens, 0], np.int32),
-        kinds=np.array([TokenKind.PROMPT] * len(tokens) + [TokenKind.ACTION], np.uint8),
-        logprobs=np.zeros(length, np.float32),
-        policy_versions=np.full(length, -1, np.int32),
-        turns=np.zeros(length, np.int32),
-    )
+def after(tokens: Sequence[int], then: int = 0) -> Trajectory:
+    """Tokens that nobody sampled, and one more, as if the policy had said it: to be scored, or for its place alone."""
+    kinds = np.array([TokenKind.PROMPT] * len(tokens) + [TokenKind.ACTION], np.uint8)
+    zero = np.zeros(len(kinds), np.int32)
+    return Trajectory(np.array([*tokens, then], np.int32), kinds, zero.astype(np.float32), zero - 1, zero)
 
 
 def binary(episodes: Sequence[Episode], min_reward: float) -> list[Streams]:

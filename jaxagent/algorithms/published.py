@@ -48,18 +48,9 @@ from jaxagent.algorithms.objectives import (
     SoftGate,
     WebRL,
 )
-from jaxagent.config import (
-    ConfigError,
-    EchoConfig,
-    KLConfig,
-    PhasesConfig,
-    PositiveNLLConfig,
-    RefillConfig,
-    ReplayConfig,
-    RLConfig,
-    nearest,
-)
+from jaxagent.config import ConfigError, EchoConfig, KLConfig, PositiveNLLConfig, RefillConfig, RLConfig, nearest
 from jaxagent.config.parse import hints, plain
+from jaxagent.config.run import PhasesConfig, ReplayConfig
 
 
 @dataclasses.dataclass(frozen=True)

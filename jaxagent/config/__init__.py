@@ -37,7 +37,6 @@ from jaxagent.config.run import EpisodesConfig as EpisodesConfig
 from jaxagent.config.run import KLConfig as KLConfig
 from jaxagent.config.run import OPDConfig as OPDConfig
 from jaxagent.config.run import OversampleConfig as OversampleConfig
-from jaxagent.config.run import PhasesConfig as PhasesConfig
 from jaxagent.config.run import PositiveNLLConfig as PositiveNLLConfig
 from jaxagent.config.run import RefillConfig as RefillConfig
 from jaxagent.config.run import ReplayConfig as ReplayConfig

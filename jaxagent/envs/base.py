@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -199,6 +198,8 @@ class Environment(EnvConfig):
       rollout: the class that plays episodes, "module:Class", with the fields of `rollout.multi_turn.MultiTurn`.
       roles: names that `config.roles` must have. With roles, `open` yields a function of (task, cast): see `cast.py`.
       priced_roles: those of them that must have a price.
+      new_task: for `rl.phases`, (failed task, random.Random) -> a task like it, with any id, or None: none this time. A
+        function of both alone, which asks nothing that only held-out tasks may ask. None = it makes no tasks.
       solves: whether attempts have `solve()`, for `envs.check`.
       repeatable: whether an attempt that does the same is answered the same at any time: else a replay takes the
         environment's side from the run's record, and no attempt may be forked (`rl.branching`).
@@ -218,6 +219,7 @@ class Environment(EnvConfig):
     roles: ClassVar[Sequence[str]] = ()
     priced_roles: ClassVar[Sequence[str]] = ()
     repeatable: ClassVar[bool] = True
+    new_task: ClassVar[Any] = None
     solves: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -275,18 +277,6 @@ class Environment(EnvConfig):
     def content(self, task: Task) -> str:
         """A digest of what the task's row only names, such as a folder; "" = the row is all there is."""
         return ""
-
-    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
-        """A task like one at which the policy has failed, for `rl.phases`; None = there is none this time.
-
-        A function of the task and of `rng` alone. It asks nothing that only held-out tasks may ask; whatever id.
-        """
-        return None
-
-    @property
-    def makes_tasks(self) -> bool:
-        """Whether it has a `new_task` of its own."""
-        return type(self).new_task is not Environment.new_task
 
     def observation(self, action: str, text: str) -> Observation:
         """What an attempt shows after an action, given only its text, for demonstrations."""

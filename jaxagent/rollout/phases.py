@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxagent import contract
-from jaxagent.config import PhasesConfig
+from jaxagent.config.run import PhasesConfig
 from jaxagent.data import codec
 from jaxagent.data.sources import TaskSource, contents_of
 from jaxagent.envs.base import Environment
@@ -51,21 +51,17 @@ class Phases:
         at = self._first + step % self._cfg.steps * count
         return list(range(at, min(at + count, len(self.tasks))))
 
-    def record(self, groups: Sequence[Group], step: int, values: Values | None) -> dict[str, float | None]:
+    def record(self, groups: Sequence[Group], step: int, values: Values | None) -> dict[str, float]:
         """Learns from a step's groups, and at the end of a phase makes the next one's tasks. Returns metrics."""
         for group in groups:
             if group.valid:
                 row = self._played.setdefault(group.task.id, [group.task, 0, 0])
                 row[1] += sum(e.total_reward >= self._cfg.success_reward for e in group.valid)
                 row[2] += len(group.valid)
-        new = {task.id for task in self.tasks[self._first :]}
-        now = [e.total_reward for group in groups if group.task.id in new for e in group.valid]
-        metrics = {
-            "phases/number": float(step // self._cfg.steps),
-            "phases/attempts_at_new_tasks": float(len(now)),
-            "phases/reward_of_new_tasks": sum(now) / len(now) if now else None,
-        }
-        return metrics | (self._begin(step // self._cfg.steps + 1, values) if not (step + 1) % self._cfg.steps else {})
+        phase, new = step // self._cfg.steps, {task.id for task in self.tasks[self._first :]}
+        at_new = sum(len(group.valid) for group in groups if group.task.id in new)
+        metrics = {"phases/number": float(phase), "phases/attempts_at_new_tasks": float(at_new)}
+        return metrics | (self._begin(phase + 1, values) if not (step + 1) % self._cfg.steps else {})
 
     def get_state(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -82,23 +78,26 @@ class Phases:
         self._played = {task.id: [task, solved, tried] for task, solved, tried in played}
 
     def _begin(self, phase: int, values: Values | None) -> dict[str, float]:
-        """Makes the tasks of a phase of those that failed in the one before it; returns counts."""
+        """Makes the tasks of a phase of those that failed in the one before it; returns counts. Raises ConfigError."""
         failed = [(task, (solved + 1) / (tried + 2)) for task, solved, tried in self._played.values() if solved < tried]
         made: dict[bytes, tuple[Task, float]] = {}  # by content
         counts = Counter(failed=len(failed))
         for number in range(TRIES):
             for task, rate in failed:
-                new = self._new(task, random.Random(f"{self._seed}/phases/{phase}/{task.id}/{number}"))
-                parts = contents_of(new) if new is not None else (b"", b"", b"")
+                rng = random.Random(f"{self._seed}/phases/{phase}/{task.id}/{number}")
+                new = contract.call(self._environment, task, rng, method="new_task")
                 if new is None:
                     counts["none"] += 1
-                elif parts[self._part] in self._held_out:
+                elif not isinstance(new, Task):
+                    came = f"a result {contract.described(new)}"
+                    raise contract.wrong(self._environment, came, "a Task or None", "new_task")
+                elif (parts := contents_of(new))[self._part] in self._held_out:
                     counts["held_out"] += 1
                 elif parts[2] in self._known or parts[2] in made:
                     counts["known"] += 1
                 else:
                     made[parts[2]] = new, rate
-        tasks, rates = [task for task, _ in made.values()], [rate for _, rate in made.values()]
+        tasks, rates = zip(*made.values(), strict=True) if made else ((), ())
         expected = values(tasks) if values and tasks else rates
         chosen = [task for task, v in zip(tasks, expected, strict=True) if self._cfg.low <= v <= self._cfg.high]
         counts["no_use"] = len(made) - len(chosen)
@@ -108,13 +107,5 @@ class Phases:
         self._known |= {contents_of(task)[2] for task in chosen}
         self.tasks += [dataclasses.replace(task, id=f"phase{phase}/{at}") for at, task in enumerate(chosen)]
         counts["new"] = len(chosen)
-        return {
-            f"phases/{name}": float(counts[name]) for name in ("failed", "none", "known", "held_out", "no_use", "new")
-        }
-
-    def _new(self, failed: Task, rng: random.Random) -> Task | None:
-        """The generator's answer. Raises ConfigError where that is no task."""
-        new = contract.call(self._environment, failed, rng, method="new_task")
-        if new is not None and not isinstance(new, Task):
-            raise contract.wrong(self._environment, f"a result {contract.described(new)}", "a Task or None", "new_task")
-        return new
+        names = ("failed", "none", "known", "held_out", "no_use", "new")
+        return {f"phases/{name}": float(counts[name]) for name in names}

@@ -205,39 +205,23 @@ def streams(
     for number, (success, scores) in enumerate(chosen):
         for trajectory, now in zip(success.trajectories, scores, strict=True):
             mask = action_mask(trajectory)
-            weights = mask * np.float32(cfg.coefficient)
             if cfg.use == "nll":
+                weights = mask * np.float32(cfg.coefficient)
                 out.append(Streams.of(trajectory, first_episode + number, nll_weights=weights))
                 continue
             # What the learner compares with what was sampled is about this step's samples: not about these.
             current = dataclasses.replace(trajectory, logprobs=np.where(mask > 0, now, 0.0).astype(np.float32))
+            more: dict[str, Any] = {}
+            worth = success.advantage
             if cfg.use == "reference":
-                out.append(
-                    Streams.of(
-                        current,
-                        first_episode + number,
-                        reward=success.reward,
-                        policy_weights=mask,
-                        advantages=weights,
-                        reference_logprobs=next(of_reference),
-                    )
-                )
-                continue
-            at = np.flatnonzero(mask)
-            behaviour = trajectory.logprobs[at]
-            assert correction is not None  # strategies.check: "policy" needs one
-            if (of_actions := factors_of(correction, now[at], behaviour)) is None:
-                continue
-            factors = np.ones(len(mask))
-            factors[at] = of_actions
-            out.append(
-                Streams.of(
-                    current,
-                    first_episode + number,
-                    reward=success.reward,
-                    policy_weights=mask,
-                    advantages=mask * success.advantage * cfg.coefficient,
-                    corrections=factors,
-                )
-            )
+                more, worth = {"reference_logprobs": next(of_reference)}, 1.0
+            else:
+                at = np.flatnonzero(mask)
+                assert correction is not None  # strategies.check: "policy" needs one
+                if (of_actions := factors_of(correction, now[at], trajectory.logprobs[at])) is None:
+                    continue
+                more = {"corrections": np.ones(len(mask))}
+                more["corrections"][at] = of_actions
+            more |= {"policy_weights": mask, "advantages": mask * worth * cfg.coefficient}
+            out.append(Streams.of(current, first_episode + number, reward=success.reward, **more))
     return out

@@ -61,7 +61,7 @@ def check(cfg: Config) -> None:
             f"config.stages: with model.lora '{cfg.stages[with_adapters[0]]}' must be the last stage, since those "
             "after it would train the merged policy in full. Start another run with model.path set to this policy."
         )
-    if cfg.rl.phases is not None and (cfg.fleet is not None or not cfg.env.makes_tasks):
+    if cfg.rl.phases is not None and (cfg.fleet is not None or cfg.env.new_task is None):
         why = "who plays episodes elsewhere does not have" if cfg.fleet else f"{type(cfg.env).__qualname__} cannot make"
         raise ConfigError(f"config.rl.phases needs new tasks, which {why}: set rl.phases=none.")
     if cfg.fleet is not None:

@@ -71,9 +71,8 @@ def test_what_the_failures_of_others_leave_alone_has_no_advantage(rl, make_group
         assert trained and not any(s.advantages.any() for s in trained)
         assert all(s.policy_weights.any() for s in trained)  # they count in the means, as every group without signal
     planned = compose.streams([make_group(("paoa", 0.75)), make_group(("pa", 0.5))], config, 0.0)[0]
-    kept = {"no_reward": 0.0, "tree_rl": 0.0, "group_mean_batch_std": 1 / (statistics.stdev([0.75, 0.5]) + 1e-6)}.get(
-        name, 1.0
-    )
+    silent = dict.fromkeys(("no_reward", "tree_rl", "branch_pairs"), 0.0)
+    kept = (silent | {"group_mean_batch_std": 1 / (statistics.stdev([0.75, 0.5]) + 1e-6)}).get(name, 1.0)
     np.testing.assert_allclose(planned[0].advantages, np.array([0, 0.75, 0, 0.75]) * kept)
     np.testing.assert_allclose(planned[1].advantages, np.array([0, 0.5]) * kept)
 

@@ -271,7 +271,7 @@ REFUSED = (  # changes of rl, and what is said of them
     (dict(distill=TEACHER, advantage=KEEPING, keep_groups_frac=0.5), "keep_groups_frac=1"),
     (dict(positive_nll=dict(coefficient=0.1), replay=dict(per_step=2, use="nll")), "use one of them"),
     (dict(advantage="tree"), "reads forks: set rl.branching=planned"),
-    (dict(branching="planned"), "rl.advantage takes them for independent: use 'vine_ppo', 'tree' or 'tree_rl'"),
+    (dict(branching="planned"), "rl.advantage takes them for independent: use 'vine_ppo', "),
     (
         FORKS | dict(branching=dict(name="planned", roots=8)),
         r"rl.branching.roots \(8\) must be less than rl.group_size",

@@ -11,6 +11,7 @@ from jaxagent import config
 from jaxagent.config import ConfigError, overrides
 from jaxagent.data.sources import TaskIterator
 from jaxagent.rollout.experience import Experience, check_tasks
+from jaxagent.rollout.groups import episode_metrics
 from jaxagent.types import Episode, Group, StopReason
 from tests.data.memory import source_of
 
@@ -116,3 +117,15 @@ def test_a_curriculum_needs_as_many_tasks_as_a_round_has(changes, drawn):
     with pytest.raises(ConfigError, match=f"rl.curriculum draws {drawn} different tasks, memory has 23"):
         check_tasks(SOURCE, rl)
     check_tasks(SOURCE, dataclasses.replace(rl, curriculum=None))
+
+
+def test_forks_are_no_attempts_of_a_curriculum_nor_successes_to_replay():
+    """They begin where others have come to: ten that succeed from there say nothing of the task from its start."""
+    alone, forked = (made(curriculum="failed", replay__per_step=2, replay__use="nll") for _ in range(2))
+    groups = played(alone, 0)
+    fork = Episode(groups[0].task, 7, (), 1.0, {}, StopReason.ANSWER, 3, fork_of=0, forked_at=2)
+    with_forks = [Group(g.task, (*g.episodes, *[dataclasses.replace(fork, task=g.task)] * 10)) for g in groups]
+    assert forked.take(4, 0, 0) == alone.take(4, 0, 0)
+    assert alone.record(groups, 0) == forked.record(with_forks, 0)
+    assert alone.get_state() == forked.get_state()
+    assert episode_metrics(groups) == episode_metrics(with_forks)

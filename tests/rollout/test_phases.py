@@ -8,7 +8,8 @@ import pytest
 
 from configs.search_r1 import get_config
 from jaxagent import config
-from jaxagent.config import ConfigError, PhasesConfig, overrides
+from jaxagent.config import ConfigError, overrides
+from jaxagent.config.run import PhasesConfig
 from jaxagent.data import files, sources
 from jaxagent.envs.base import Environment
 from jaxagent.rollout import groups as groups_

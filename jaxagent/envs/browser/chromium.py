@@ -153,7 +153,7 @@ class Browsers:
         """
         async with self._starting:
             if not (chromium := next(filter(self._free, self._all), None)):
-                chromium = await asyncio.shield(asyncio.ensure_future(self._launch()))
+                chromium = await asyncio.shield(asyncio.ensure_future(self._started()))
             chromium.begun += 1
             chromium.open += 1
         try:
@@ -162,8 +162,26 @@ class Browsers:
             await self.leave(None, chromium, suspect=True)
             raise
 
+    async def _started(self) -> _Chromium:
+        """Another Chromium. Where playwright's driver has died, so have all that there were: another one is started."""
+        if self._driver_lives:
+            return await self._launch()
+        self.killed += 1
+        await self.close()
+        self._playwright = None
+        try:
+            await self.start()
+        except ConfigError as failure:
+            raise ConnectionError(str(failure)) from None
+        return self._all[-1]
+
+    @property
+    def _driver_lives(self) -> bool:
+        return self._folder is not None and self._folder.exists()  # its keeper removes it; playwright tells nobody
+
     def _free(self, chromium: _Chromium) -> bool:
-        return not chromium.suspect and chromium.begun < self._episodes and chromium.browser.is_connected()
+        is_whole = not chromium.suspect and chromium.begun < self._episodes
+        return is_whole and chromium.browser.is_connected() and self._driver_lives
 
     async def leave(self, context: Any, chromium: _Chromium, suspect: bool) -> None:
         """Closes a context. A Chromium that has served its episodes, or was suspected, goes with the last of them."""
@@ -179,6 +197,8 @@ class Browsers:
                 await self._end(chromium)
 
     async def _end(self, chromium: _Chromium) -> None:
+        if chromium not in self._all:  # it has ended with its driver
+            return
         self._all.remove(chromium)
         with contextlib.suppress(Exception):
             if not chromium.suspect:

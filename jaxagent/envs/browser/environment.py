@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -67,13 +66,9 @@ class Browser(Environment):
         return Observation(((f"\n{text}\n", TokenKind.OBSERVATION),), self.observation_role)
 
     @property
-    def makes_tasks(self) -> bool:
-        """Whether the site does."""
-        return hasattr(self.site, "new_task")
-
-    def new_task(self, failed: Task, rng: random.Random) -> Task | None:
-        """The site's, where it makes any."""
-        return self.site.new_task(failed, rng) if self.makes_tasks else None
+    def new_task(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The site's; None where it makes no tasks."""
+        return getattr(self.site, "new_task", None)
 
     @contextlib.contextmanager
     def open(self, opening: Opening) -> Iterator[Callable[[Task], BrowserAttempt]]:

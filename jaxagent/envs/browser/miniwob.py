@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Verdict
-from jaxagent.envs.browser.sites import Page, Response
+from jaxagent.envs.browser import sites
 from jaxagent.envs.browser.tree import find
 from jaxagent.envs.seeds import seed_of
 from jaxagent.types import Task
@@ -90,29 +90,29 @@ class Problem:
         self._root, self._name, self._seed = root, name, seed
         self._goal, self._steps = "", 0
 
-    def respond(self, method: str, path: str, form: Mapping[str, str]) -> Response | None:
+    def respond(self, method: str, path: str, form: Mapping[str, str]) -> sites.Response | None:
         """A file of the package."""
         file = (self._root / path.lstrip("/")).resolve()
         if method != "GET" or not file.is_relative_to(self._root) or not file.is_file():
             return None
-        return Response(file.read_bytes(), content_type=mimetypes.guess_type(file.name)[0] or "text/plain")
+        return sites.Response(file.read_bytes(), content_type=mimetypes.guess_type(file.name)[0] or "text/plain")
 
-    async def goal(self, page: Page) -> str:
+    async def goal(self, page: sites.Page) -> str:
         """Has the page make its problem, and says what it asks."""
         self._goal = await page.evaluate(BEGIN.replace("(SEED)\n", f"('{self._seed}')\n"))
         return self._goal
 
-    async def over(self, page: Page) -> bool:
+    async def over(self, page: sites.Page) -> bool:
         """Whether the page has paid."""
         return bool(await page.evaluate("WOB_DONE_GLOBAL"))
 
-    async def judge(self, page: Page, answer: str | None) -> Verdict:
+    async def judge(self, page: sites.Page, answer: str | None) -> Verdict:
         """What the page has paid; an answer says nothing to it."""
         done, raw = await page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
         reward = float(raw) if done else 0.0
         return Verdict(reward, {"solved": max(0.0, reward), "finished": float(done)})
 
-    async def solve(self, page: Page, shown: str) -> str | None:
+    async def solve(self, page: sites.Page, shown: str) -> str | None:
         """For the pages that `SOLUTIONS` has."""
         said, *steps = SOLUTIONS.get(self._name, [""])
         match, self._steps = re.search(said, self._goal), self._steps + 1

@@ -49,16 +49,12 @@ class BrowserPage:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None  # of the site
         self._hops: dict[str, int] = {}  # request -> redirects before it
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._notes: list[str] = []
         self._hosts: set[str] = set()  # that were asked for in vain
         self._numbered: list[int] = []
+        self._actions = 0
         self.refused, self.broken, self.seen = 0, False, ""
-
-    @property
-    def url(self) -> str:
-        """The page's address."""
-        return self._page.url
 
     async def open(self, context: Any) -> None:
         """Opens the site's first page in a fresh context. Raises ConnectionError: it does not come."""
@@ -84,7 +80,8 @@ class BrowserPage:
             (self._session.on, "Page.navigatedWithinDocument", lambda event: self._moved.set()),
             (self._session.on, "Page.windowOpen", lambda event: self._note("A new tab was refused: there is one.")),
         ):
-            on(name, handler)
+            # What a handler gives back playwright would wait for, and fail with.
+            on(name, lambda event, handler=handler: handler(event) and None)
         world = WORLD.replace("(START, SEED)\n", f"({START_MS}, {self._seed})\n")
         *_, frames = await asyncio.gather(
             self._send("Page.enable"),
@@ -103,6 +100,7 @@ class BrowserPage:
     async def act(self, action: Action) -> str:
         """Does it; what was wrong with it, or ""."""
         self._notes.clear()
+        self._actions += 1
         problem = ""
         if action.kind in ("click", "type", "select"):
             problem = await self._on_element(action)
@@ -187,20 +185,27 @@ class BrowserPage:
     async def _settle(self) -> None:
         """Waits until the page has loaded and done what it does of itself, on its own clock."""
         patience_s = self._config.load_timeout_s
+        late = f"The page has not finished loading in {patience_s:g} s."
         for _ in range(MOST_HOPS):
             try:
                 await asyncio.wait_for(self._still.wait(), patience_s)
             except TimeoutError:
-                await self._stop(f"The page has not finished loading in {patience_s:g} s.")
+                await self._stop(late)
+            arguments = json.dumps([self._actions, TICK_MS, patience_s * 1e3, late in self._notes])
+            going = self._begin(self.evaluate(f"window.__advance?.(...{arguments})"))
+            await asyncio.wait((going,), timeout=patience_s)
+            if not going.done() and self._loading:  # until the next page is there, this one may not answer
+                await self._stop(late)
             with contextlib.suppress(_Gone):
-                await self.evaluate(f"window.__advance?.({TICK_MS}, {int(patience_s * 1e3)})")
+                await going
                 if self._still.is_set():
                     return
         await self._stop("The page goes on to further pages without end: it was stopped.")
 
     async def _stop(self, why: str) -> None:
         self._note(why)
-        await self._send("Page.stopLoading")
+        with contextlib.suppress(_Gone):
+            await self._send("Page.stopLoading")
         self._loading.clear()
         self._still.set()
 
@@ -218,6 +223,8 @@ class BrowserPage:
             except Exception as error:
                 self._failure = error
         if response is None:
+            if urlsplit(url).path == "/favicon.ico":  # which a Chromium with a window's parts asks for by itself
+                return await self._send("Fetch.failRequest", requestId=number, errorReason="Aborted")
             is_page = event["resourceType"] == "Document" and event["frameId"] == self._frame
             self._refuse(url, is_page)
             reason = "Aborted" if is_page else "BlockedByClient"  # a page that is not there leaves the present one
@@ -264,11 +271,12 @@ class BrowserPage:
             self._ended.set_exception(ConnectionError(reason))
             self._ended.exception()  # looked at
 
-    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         """Begins what an event asks for. A failure of it (the page has gone on) shows in what the page does then."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(lambda task: (self._tasks.discard(task), task.cancelled() or task.exception()))
+        return task
 
     async def _in_tree(self, function: str, **arguments: Any) -> Any:
         """Calls a function in the tree's world of the main frame."""
@@ -309,7 +317,7 @@ class BrowserPage:
 class _Gone(Exception):
     """The document in which something was to happen is no longer there."""
 
-    SIGNS = ("context was destroyed", "Cannot find context", "navigated or closed", "Promise was collected")
+    SIGNS = ("context was destroyed", "Cannot find context", "navigated or closed", "was collected", "Not attached to")
 
 
 def site_of(url: str) -> str:

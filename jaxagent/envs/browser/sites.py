@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxagent.envs.base import Verdict
 from jaxagent.types import Task
+
+if TYPE_CHECKING:
+    from jaxagent.envs.browser.page import BrowserPage as Page  # a visit may `evaluate` an expression in it
 
 # Name -> "module:Class"
 SITES: dict[str, str] = {
@@ -31,19 +34,6 @@ class Response:
     status: int = 200
     content_type: str = "text/html; charset=utf-8"
     location: str = ""  # where to look instead, with a status from 301 to 308
-
-
-class Page(Protocol):
-    """What a visit may ask of the page that is open."""
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        ...
-
-    async def evaluate(self, script: str) -> Any:
-        """The JSON value of an expression among the page's own scripts. Raises TimeoutError: the page hangs."""
-        ...
 
 
 class Visit(Protocol):

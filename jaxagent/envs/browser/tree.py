@@ -75,16 +75,11 @@ def page_text(
 ) -> tuple[str, list[int]]:
     """A page as the policy reads it, and the place in `elements` of each number from 1.
 
-    Args:
-      title: of the page.
-      address: its path and query.
-      elements: what is to be seen.
-      above, below: how many elements would be seen after scrolling up or down.
-      left: how many more are to be seen than `elements` has.
-      most_elements, most_chars: of what is shown; how much was left out is said.
+    `above`, `below` and `left` count what would be seen after scrolling up or down, and what more there is to be seen
+    than `elements`. How much was left out of what is shown is said.
     """
     lines = [f'page "{clean(title)}" at {clean(address)}']
-    lines += [f"... {_elements(above)} above: scroll up"] if above else []
+    lines += [_more(above, "above: scroll up")] if above else []
     numbered: list[int] = []
     chars = len(lines[0])
     for i, element in enumerate(elements):
@@ -95,9 +90,14 @@ def page_text(
             break
         lines.append(text)
         numbered += [i] * element.usable
-    lines += [f"... {_elements(left)} here, left out"] if left else []
-    lines += [f"... {_elements(below)} below: scroll down"] if below else []
+    lines += [
+        _more(count, where) for count, where in ((left, "here, left out"), (below, "below: scroll down")) if count
+    ]
     return "\n".join(lines), numbered
+
+
+def _more(count: int, where: str) -> str:
+    return f"... {count} more element{'s' * (count != 1)} {where}"
 
 
 def find(shown: str, role: str, name: str = "", nth: int = 0) -> int:
@@ -105,7 +105,3 @@ def find(shown: str, role: str, name: str = "", nth: int = 0) -> int:
     quoted = f' "{re.escape(clean(name))}"' if name else r"\b"
     numbers = re.findall(rf"^\[(\d+)\] {re.escape(role)}{quoted}", shown, re.MULTILINE)
     return int(numbers[nth]) if nth < len(numbers) else 0
-
-
-def _elements(count: int) -> str:
-    return f"{count} more element" + "s" * (count != 1)

@@ -26,6 +26,18 @@
   });
   RealDate.prototype.constructor = window.Date;
   performance.now = () => now - START;
+  const elapsed = () => now - START, dates = Intl.DateTimeFormat.prototype;
+  for (const [proto, name, get] of [
+    [Performance.prototype, 'timeOrigin', () => START], [Performance.prototype, 'timing', () => new Proxy({}, {get: () => START})],
+    [Event.prototype, 'timeStamp', elapsed], [AnimationTimeline.prototype, 'currentTime', elapsed],
+    [File.prototype, 'lastModified', () => START], [Document.prototype, 'lastModified', () => '01/01/2024 12:00:00'],
+    [Navigator.prototype, 'connection', () => undefined],
+  ]) Object.defineProperty(proto, name, {get});
+  for (const name of ['getEntries', 'getEntriesByName', 'getEntriesByType']) performance[name] = () => [];
+  const {format: {get: format}, formatToParts: {value: parts}} = Object.getOwnPropertyDescriptors(dates);
+  Object.defineProperty(dates, 'format', {get() { const own = format.call(this); return (date = now) => own(date); }});
+  dates.formatToParts = function (date = now) { return parts.call(this, date); };
+  delete window.Temporal;
 
   const timers = new Map();
   const add = (f, ms, every, args) => {
@@ -57,8 +69,12 @@
   }).observe(document, {childList: true, subtree: true});
   const answered = async budget => { while (pending && budget.ms > 0) { await sleep(5); budget.ms -= 5; } };
 
-  // Lets so many milliseconds pass: what timers are due runs, one after the other; the page cannot replace it.
-  Object.defineProperty(window, '__advance', {value: async (ms, patience) => {
+  // Lets so many milliseconds pass, once in an action: what timers are due runs, one after the other. The page cannot
+  // replace it. Before the page has loaded nothing passes, unless it is `stopped` on the way.
+  let done = -1;
+  Object.defineProperty(window, '__advance', {value: async (action, ms, patience, stopped) => {
+    if (action === done || (document.readyState !== 'complete' && !stopped)) return;
+    done = action;
     const end = now + ms, budget = {ms: patience};
     await turn();
     await answered(budget);
@@ -73,7 +89,7 @@
       await answered(budget);
     }
     now = end;
-    for (let i = 0; i < frames.length && i < 20; i++) try { await frames[i].__advance(ms, patience); } catch {}
+    for (let i = 0; i < frames.length && i < 20; i++) try { await frames[i].__advance(action, ms, patience, stopped); } catch {}
   }});
 
   const still = new CSSStyleSheet();

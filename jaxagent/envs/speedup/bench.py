@@ -203,6 +203,7 @@ def loaded(memory, begins, job, code, guarded):
 
 def judged(job):
     """The report of a job. The reference is on no disk when the agent's code begins."""
+    os.sched_setaffinity(0, {random.choice(list(os.sched_getaffinity(0)))})  # so that all find inputs in the same cache
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))

@@ -29,7 +29,7 @@ KEY = "speedup"
 KERNELBENCH = "kernelbench"  # the key of its code, in a task's metadata
 COLUMNS = ("level", "name", "problem_id", "code")  # of KernelBench's rows
 DTYPES = ("float64", "float32", "int64", "int32", "uint8", "bool")
-MOST = 2**23  # numbers of all inputs and the output
+MOST = 2**21  # numbers of all inputs and the output
 _ARRAY = {"dtype": DTYPES, "shape": [object]}
 _FORM = {
     "language": ("numpy", "c"),

@@ -348,3 +348,29 @@ def _group(pid):
         return os.getpgid(int(pid))
     except OSError:
         return 0
+
+
+CLOCKS = """[new Intl.DateTimeFormat('en', {timeStyle: 'full'}).format(), performance.timeOrigin,
+  new Event('x').timeStamp, performance.timing.navigationStart, performance.getEntries().length,
+  document.timeline.currentTime, document.lastModified, new File([], 'x').lastModified, navigator.connection?.rtt,
+  typeof Temporal, new Intl.DateTimeFormat('en').formatToParts()[0].value,
+  new Intl.DateTimeFormat('en', {timeZone: 'UTC'}).format(new Date(0))].join()"""
+
+
+def test_no_clock_of_a_page_is_the_machines(browsers):
+    with Play(browsers, "<p>Here.</p>", **FAST) as play:
+        shown = play.js(CLOCKS)
+    start = "1704110400000"
+    assert shown.split(",") == [
+        *(
+            "12:00:01 PM Coordinated Universal Time",
+            start,
+            "1000",
+            start,
+            "0",
+            "1000",
+            "01/01/2024 12:00:00",
+            start,
+        ),
+        *("", "undefined", "1", "1/1/1970"),
+    ]

@@ -13,7 +13,7 @@ import pytest
 from jaxagent.config import ConfigError
 from jaxagent.envs.base import Opening
 from jaxagent.envs.browser.chromium import Browsers
-from jaxagent.envs.browser.environment import Browser
+from jaxagent.envs.browser.environment import Browser, BrowserAttempt
 from jaxagent.rollout.workers import Workers
 from jaxagent.types import Task
 from tests.envs.browser.conftest import program
@@ -205,6 +205,31 @@ def test_kill_9_in_the_middle_leaves_nothing(browsers, whom):
         os.kill(run.pid, 9)
         until(lambda: not processes(folder) and not folder.exists())
     run.wait(20)
+
+
+@pytest.mark.slow
+def test_a_driver_that_dies_costs_its_episodes_and_is_started_again(browsers):
+    """A page that posts 100 MB has it use up its memory."""
+    before, pages = leftovers(), Pages(PAGES)
+    with Workers(2) as workers:
+        opened = Browsers(program(), 100, 2_048, 60.0)
+        workers.run(opened.start(), 100)
+        try:
+            first = BrowserAttempt(Task("t", "", (), "", {"seed": 1}), Browser(site=pages), opened)
+            workers.run(first.start(), 60)
+            there = processes(opened._folder)
+            os.kill(next(p for p in there if "run-driver" in _words(p) and "--while=" not in _words(p)), 9)
+            until(lambda: not opened._folder.exists())
+            both = [BrowserAttempt(Task("t", "", (), "", {"seed": 1}), Browser(site=pages), opened) for _ in range(2)]
+            workers.run(_all(first.close(), *(episode(attempt, ["click 2"]) for attempt in both)), 60)
+            assert opened.killed == 1
+        finally:
+            workers.run(opened.close(), 60)
+    assert leftovers() == before and not any(map(processes, GROUPS))
+
+
+async def _all(*coroutines):
+    return await asyncio.gather(*coroutines)
 
 
 def _words(pid):

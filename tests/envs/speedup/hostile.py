@@ -261,28 +261,24 @@ void f(const double *x, const double *y, double *out)
 """,
 }
 
-# Never waits in the kernel: it looks at its inputs until they change, so that a clock that the kernel brings up to date
-# when a process stops to run does not move.
-SPINS = (
-    LOOP
-    + """
+# Never waits: on another core it computes on whatever its inputs are, and says all the time that it is done, so that
+# the judge never waits either, and reads the clock of a process that runs on. The kernel brings such a clock up to date
+# only now and then.
+SPINS = """
 import os, sys
 import numpy as np
+os.sched_setaffinity(0, range(os.cpu_count()))
 frame = sys._getframe()
 while "answers" not in frame.f_locals:
     frame = frame.f_back
 memory, answers = frame.f_locals["memory"], frame.f_locals["answers"]
 x, y = (np.ndarray((30000,), "float64", memory, at) for at in (0, 240_000))
 out = np.ndarray((), "float64", memory, 480_000)
-last = y[-1]
 os.write(answers, b"d")
 while True:
-    if y[-1] != last:
-        last = y[-1]
-        out[...] = slow(x, y)
-        os.write(answers, b"d")
+    out[...] = x @ y
+    os.write(answers, b"d")
 """
-)
 
 # Says what it can do to the process that started it, and to the machine.
 TRIES = """

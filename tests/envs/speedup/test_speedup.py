@@ -9,6 +9,7 @@ import pytest
 from configs import speedup
 from data_pipelines import speedup_tasks
 from jaxagent import config as schema
+from jaxagent import main as cli
 from jaxagent.config import ConfigError, SandboxConfig
 from jaxagent.data import rows as data_rows
 from jaxagent.envs import check
@@ -20,6 +21,7 @@ from jaxagent.rollout.workers import Workers
 from jaxagent.runs import checks
 from jaxagent.sandbox.base import SandboxError
 from jaxagent.types import StopReason, Task, TokenKind
+from tests import tiny_run
 
 PLAIN = schema.parse(speedup.get_config()).env
 KERNELBENCH = {
@@ -176,7 +178,7 @@ def test_presets(preset):
         ({"language": "rust"}, "language': must be one of 'numpy', 'c', got"),
         ({"full_speedup": 1.1}, r"full_speedup must be more than 1 \+ env.margin = 1.15"),
         ({"output": {"dtype": "float64", "shape": [0]}}, "shapes must be whole numbers above 0"),
-        ({"output": {"dtype": "float64", "shape": [2**24]}}, "8,388,608 numbers in all"),
+        ({"output": {"dtype": "float64", "shape": [2**24]}}, "2,097,152 numbers in all"),
         ({"output": {"dtype": "object", "shape": []}}, "output.dtype': must be one of"),
     ],
 )
@@ -239,3 +241,24 @@ def test_a_task_that_fails_itself_is_no_candidates_fault_and_a_dead_station_is_r
                 workers.run(asyncio.wait_for(stations.measure(problem, "", 1, 1, -48.0), 60.0), 90.0)
             assert measure().error == ""
     assert notes[-1].startswith("measuring: processor time, NumPy ")
+
+
+# ---- a run
+
+
+RUN = (
+    "--config.numerics=fast --config.data.source.num_demonstrations=200 --config.env.turn_tokens=24 "
+    "--config.env.observation_tokens=24 --config.env.context_tokens=192 --config.warm_start.batch.row_tokens=192 "
+    "--config.warm_start.curriculum_steps=0 --config.warm_start.max_steps=3 --config.rl.steps=2 "
+    "--config.rl.batch.row_tokens=192"
+)
+
+
+@pytest.mark.slow
+def test_a_tiny_run(tmp_path, sandbox, capsys):
+    """Warm start, gate, RL and evaluation. A random policy gains nothing, but no attempt fails."""
+    assert cli.main(tiny_run.argv(tmp_path / "run", *RUN.split(), config="speedup")) == 0
+    assert "measuring: processor time, NumPy " in capsys.readouterr().out
+    summary, _ = tiny_run.ended(tmp_path / "run")
+    assert summary["eval/n"] == 8 and summary["eval/gain_before_rl"] == summary["eval/gain_after_rl"] == 0.0
+    assert "eval/gain_folds_after_rl" in summary and "eval/revisions_after_rl" in summary

@@ -76,17 +76,17 @@ def test_who_ends_its_process_between_two_calls_has_failed(measured):
 
 def test_a_clock_that_stands_still_while_a_process_runs_is_not_believed(measured, monkeypatch, tmp_path):
     """A judge that does not stop a runner before it reads its clock pays a program that never waits."""
+    fast = DOT | {"reference": "def f(x, y):\n    return x @ y\n"}  # there is nothing to gain
     text = station.BENCH.read_text()
     begin, end = text.index("        os.kill(self.pid, signal.SIGSTOP)"), text.index("    def kill(self)")
     (tmp_path / "bench.py").write_text(text[:begin] + "\n" + text[end:])
     with monkeypatch.context() as patch, Workers(1) as workers:
         patch.setattr(station, "BENCH", tmp_path / "bench.py")
         with station.open_stations(Opening(None, [], workers.run, print), SandboxConfig(), 1, False) as stations:
-            tries = [workers.run(stations.measure(DOT, SPINS, 2, 2, 20.0), 60.0) for _ in range(5)]
+            tries = [workers.run(stations.measure(fast, SPINS, 1, 2, 20.0), 60.0) for _ in range(20)]
     assert max(one.speedup for one in tries) > 2, tries
-    for _ in range(3):
-        found = measured(SPINS)
-        assert not found.error and gain(found.sure, 5.0, MARGIN) == 0.0, found
+    for _ in range(5):
+        assert gain(measured(SPINS, fast).sure, 5.0, MARGIN) == 0.0
 
 
 def test_no_program_uses_up_its_station(measured):
