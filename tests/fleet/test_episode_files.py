@@ -42,6 +42,8 @@ EPISODE = Episode(
     text="What?\nlone: \ud800",
     turn_rewards=(0.5,),
     heard=(UntrainedConversation("customer", (("hi", "ho"),), trajectory()),),
+    fork_of=3,
+    forked_at=1,
 )
 
 
@@ -82,6 +84,8 @@ def test_the_digest_is_that_of_what_is_learnt_from(field):
         "text": "else",
         "error": "e",
         "heard": (),
+        "fork_of": 0,
+        "forked_at": 2,
     }
     other = codec.pack(dataclasses.replace(EPISODE, **{field: others[field]}))
     assert (other.digest == codec.pack(EPISODE).digest) == (field in ("metrics", "text", "error", "heard"))
