@@ -106,7 +106,8 @@ def encode_episode(episode: Episode) -> dict[str, Any]:
         "text": episode.text,
         "trajectories": [encode_trajectory(t) for t in episode.trajectories],
         **({"heard": heard} if heard else {}),
-        **({} if episode.fork_of is None else {"fork_of": episode.fork_of, "forked_at": episode.forked_at}),
+        **({} if episode.fork_of is None else {"fork_of": episode.fork_of}),
+        **({"forked_at": episode.forked_at} if episode.forked_at else {}),
     }
 
 

@@ -54,6 +54,7 @@ def trajectories(draw):
 VALUES = {
     str: st.text(),
     int: st.integers(),
+    int | None: st.none() | st.integers(),
     float: FINITE,
     StopReason: st.sampled_from(StopReason),
     tuple[str, ...]: st.lists(st.text(), max_size=3).map(tuple),

@@ -114,9 +114,8 @@ class Browsers:
         words = (sys.executable, "-I", "-S", keeper.__file__, f"--while={folder}", node)
         limits = f"ulimit -c 0\nulimit -d {self._memory_mb * 1024}"
         path = folder / "driver"
-        path.write_text(
-            f'#!/bin/sh\nexport TMPDIR={shlex.quote(f"{folder}/tmp")}\n{limits}\nexec {shlex.join(words)} "$@"\n'
-        )
+        program = f'#!/bin/sh\nexport TMPDIR={shlex.quote(f"{folder}/tmp")}\n{limits}\nexec {shlex.join(words)} "$@"\n'
+        path.write_text(program, encoding="utf-8")
         path.chmod(0o700)
         return path
 

@@ -174,7 +174,7 @@ def serve(orders, answers, memory, begins, job):
 
 def loaded(memory, begins, job, code, guarded):
     """The function that answers a call."""
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (size + job["memory_bytes"],) * 2)
     if guarded:
         guard()
@@ -207,7 +207,7 @@ def judged(job):
     runners = []
     for _ in range(2 * job["rounds"]):
         runners.append(Runner(job, runners))
-    secret = json.loads(Path("secret.json").read_text())
+    secret = json.loads(Path("secret.json").read_text(encoding="utf-8"))
     os.unlink("secret.json")
     report = {"nonce": secret["nonce"], "fault": "task", "error": "", "task": [], "candidate": []}
     deadline = time.monotonic() + job["seconds"]
@@ -296,16 +296,16 @@ def main(folder):
     os.chdir(folder)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # so that no other process reads or changes this one and its children
     about = {"numpy": getattr(sys.modules.get("numpy"), "__version__", None), "python": sys.version_info[:2]}
-    Path("result").write_text(json.dumps(about | {"cc": bool(shutil.which("cc")), "able": lacking()}))
+    Path("result").write_text(json.dumps(about | {"cc": bool(shutil.which("cc")), "able": lacking()}), encoding="utf-8")
     while True:
-        Path("job").read_text()
+        Path("job").read_text(encoding="utf-8")
         pid = os.fork()
         if pid == 0:
             try:
-                report = judged(json.loads(Path("public.json").read_text()))
+                report = judged(json.loads(Path("public.json").read_text(encoding="utf-8")))
             except BaseException as error:
                 report = {"failure": repr(error)}
-            Path("result").write_text(json.dumps(report))
+            Path("result").write_text(json.dumps(report), encoding="utf-8")
             os._exit(0)
         os.waitpid(pid, 0)
 
