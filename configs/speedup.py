@@ -5,9 +5,10 @@
     python -m jaxagent.main --config=configs/speedup.py:qwen2.5-1.5b \
         --config.model.path=Qwen2.5-Coder-1.5B-Instruct                         # all families, 1 GPU of 80 GB
 
-Laptop: a policy of about one million parameters, random at first, learns on two CPU cores to write vectors where the
+Laptop: a policy of 0.6 million parameters, random at first, learns on two CPU cores to write vectors where the
 reference has a loop. Its demonstrations are mostly content with a correct program that is not faster, or hardly; that
-is what RL has to unlearn. Held-out tasks are families in shapes that training never saw together.
+is what RL has to unlearn. Held-out tasks are families in shapes that training never saw together: their gain, greedy,
+goes from 0.45, 0.46 and 0.46 to 1.0 on each of seeds 0, 1 and 2, in 9 to 13 minutes beside other work.
 
 qwen2.5-1.5b: all families of data_pipelines/speedup_tasks.py, NumPy and C, in ``` blocks, with four revisions. Not run
 by us: `--dry_run` says what it needs.
