@@ -11,7 +11,7 @@ CLASSES = [
     (node.name, path) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
 ]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-MOST_LINES = 84_500  # with web agents, branching and measured tasks; the goal was 66,000 before
+MOST_LINES = 84_050  # with web agents, branching and measured tasks; the goal was 66,000 before
 
 
 def code_lines(path: pathlib.Path) -> int:
