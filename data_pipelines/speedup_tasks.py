@@ -137,7 +137,7 @@ FAMILIES = {
            "        out[i] = s;\n    }\n"), 6.0,
     ),
     "c/exponents": Family(
-        "c", (64, 80, 96, 112, 128), ("n", "n"), "n,n",
+        "c", (128, 144, 160, 176, 192), ("n", "n"), "n,n",
         "#include <math.h>\n\n"
         + _c("const double *x, const double *y", "",
              "    for (int i = 0; i < n; i++)\n        for (int j = 0; j < n; j++)\n"
@@ -147,7 +147,7 @@ FAMILIES = {
              "    double a[n], b[n];\n    for (int i = 0; i < n; i++) {\n        a[i] = exp(x[i]);\n"
              "        b[i] = exp(y[i]);\n    }\n",
              "    for (int i = 0; i < n; i++)\n        for (int j = 0; j < n; j++)\n"
-             "            out[i * n + j] = a[i] * b[j];\n"), 2.5,
+             "            out[i * n + j] = a[i] * b[j];\n"), 2.0,
     ),
 }  # fmt: skip
 
