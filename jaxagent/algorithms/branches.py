@@ -103,12 +103,8 @@ class Tree:
         """What each attempt through a state has earned; (a, k + 1) is what came of an attempt's own turn k."""
         through: dict[Place, list[float]] = collections.defaultdict(list)
         for leaf in self.attempts:
-            earned, at, end, path = (
-                self.earlier(leaf) + self.paid(leaf, self.first[leaf]),
-                leaf,
-                self.end(leaf),
-                [START],
-            )
+            earned = self.earlier(leaf) + self.paid(leaf, self.first[leaf])
+            at, end, path = leaf, self.end(leaf), [START]
             while end:
                 path += [(at, turn) for turn in range(end, self.first[at], -1)]
                 at, end = self.parents[at], self.first[at]

@@ -50,8 +50,8 @@ _DRIVER = "PLAYWRIGHT_NODEJS_PATH"  # the variable by which playwright is told o
 class _Chromium:
     browser: Any  # playwright's
     group: int  # of its processes
-    begun: int = 0  # episodes
-    open: int = 0  # of them
+    episodes_begun: int = 0
+    episodes_open: int = 0
     suspect: bool = False
 
 
@@ -153,8 +153,8 @@ class Browsers:
         async with self._starting:
             if not (chromium := next(filter(self._free, self._all), None)):
                 chromium = await asyncio.shield(asyncio.ensure_future(self._started()))
-            chromium.begun += 1
-            chromium.open += 1
+            chromium.episodes_begun += 1
+            chromium.episodes_open += 1
         try:
             return await asyncio.wait_for(chromium.browser.new_context(**settings), self._start_s), chromium
         except BaseException:
@@ -179,7 +179,7 @@ class Browsers:
         return self._folder is not None and self._folder.exists()  # its keeper removes it; playwright tells nobody
 
     def _free(self, chromium: _Chromium) -> bool:
-        is_whole = not chromium.suspect and chromium.begun < self._episodes
+        is_whole = not chromium.suspect and chromium.episodes_begun < self._episodes
         return is_whole and chromium.browser.is_connected() and self._driver_lives
 
     async def leave(self, context: Any, chromium: _Chromium, suspect: bool) -> None:
@@ -191,8 +191,8 @@ class Browsers:
         except Exception:  # it hangs, or has died
             chromium.suspect = True
         finally:
-            chromium.open -= 1
-            if not chromium.open and (chromium.suspect or chromium.begun >= self._episodes):
+            chromium.episodes_open -= 1
+            if not chromium.episodes_open and (chromium.suspect or chromium.episodes_begun >= self._episodes):
                 await self._end(chromium)
 
     async def _end(self, chromium: _Chromium) -> None:

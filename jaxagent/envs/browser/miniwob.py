@@ -114,8 +114,8 @@ class Problem:
 
     async def solve(self, page: sites.Page, shown: str) -> str | None:
         """For the pages that `SOLUTIONS` has."""
-        said, *steps = SOLUTIONS.get(self._name, [""])
-        match, self._steps = re.search(said, self._goal), self._steps + 1
+        pattern, *steps = SOLUTIONS.get(self._name, [""])
+        match, self._steps = re.search(pattern, self._goal), self._steps + 1
         if self._steps > len(steps) or match is None:
             return None
         kind, role, name, *text = (part.format(*match.groups()) for part in steps[self._steps - 1].split("|"))

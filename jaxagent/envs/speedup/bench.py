@@ -279,14 +279,14 @@ def compiled(text, path, guarded):
         [*COMPILE, path], stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True, preexec_fn=limit
     ) as cc:
         try:
-            _, said = cc.communicate(text.encode("utf-8", "replace"), COMPILE_S)
+            _, complaints = cc.communicate(text.encode("utf-8", "replace"), COMPILE_S)
         except subprocess.TimeoutExpired:
             raise NoOutput("the compiler takes too long") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(cc.pid, signal.SIGKILL)  # with all that it has started
     if cc.returncode:
-        errors = [line for line in said.decode("utf-8", "replace").splitlines() if "error" in line]
+        errors = [line for line in complaints.decode("utf-8", "replace").splitlines() if "error" in line]
         raise NoOutput((errors or ["cc fails"])[0][:ERROR_BYTES])
     return os.path.abspath(path)
 

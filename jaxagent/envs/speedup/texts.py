@@ -57,8 +57,8 @@ def observed(style: Format, text: str, warning: bool = False) -> Observation:
 
 def find_program(style: Format, text: str) -> tuple[str | None, bool]:
     """(the complete program in a turn, whether the turn says outside of programs that it was the last)."""
-    said = text[: tags.MAX_CHARS].rpartition("</think>")[2]
-    programs = tags.inside(*_PAIRS[style], said)
+    reply = text[: tags.MAX_CHARS].rpartition("</think>")[2]
+    programs = tags.inside(*_PAIRS[style], reply)
     code = (programs[0] if style == "plain" else programs[-1]).replace("\0", "") if programs else ""
-    is_done = DONE in tags.outside(*_PAIRS[style], said)
+    is_done = DONE in tags.outside(*_PAIRS[style], reply)
     return (code if code.strip() and len(code) <= MAX_CODE_CHARS else None), is_done
