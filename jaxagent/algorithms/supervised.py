@@ -76,9 +76,8 @@ def pairs(groups: Sequence[Group], per_task: int, min_gap: float) -> list[Pair]:
     """
     chosen = []
     for group in groups:
-        ranked = sorted(
-            distinct(group.roots.episodes), key=lambda e: -e.total_reward
-        )  # stable: ties in attempts' order
+        episodes = distinct(group.roots.episodes)
+        ranked = sorted(episodes, key=lambda e: -e.total_reward)  # stable: ties in attempts' order
         for i in range(min(per_task, len(ranked) // 2)):
             best, worst = ranked[i], ranked[-1 - i]
             if (gap := best.total_reward - worst.total_reward) > 0 and gap >= min_gap:
