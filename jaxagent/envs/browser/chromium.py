@@ -37,6 +37,8 @@ ARGUMENTS = (
     "--disable-quic",
     # One renderer process for a page and all its frames.
     "--disable-site-isolation-trials",
+    # A picture is asked for when it is there, not when a frame is drawn that has it near.
+    "--blink-settings=lazyLoadEnabled=false",
     # Nobody looks.
     "--disable-threaded-compositing",
     "--in-process-gpu",

@@ -46,6 +46,7 @@ class BrowserPage:
         self._frame = ""
         self._still, self._moved = asyncio.Event(), asyncio.Event()
         self._loading: set[str] = set()  # frames
+        self._fetching: set[str] = set()  # requests for what changes where elements are
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None  # of the site
         self._hops: dict[str, int] = {}  # request -> redirects before it
@@ -77,6 +78,10 @@ class BrowserPage:
                 "Page.frameDetached",
                 lambda event: event["reason"] == "remove" and self._moves(event, True),
             ),
+            (self._session.on, "Page.frameNavigated", lambda event: self._drop_fetched(event["frame"])),
+            (self._session.on, "Network.requestWillBeSent", lambda event: self._fetches(event, False)),
+            (self._session.on, "Network.loadingFinished", lambda event: self._fetches(event, True)),
+            (self._session.on, "Network.loadingFailed", lambda event: self._fetches(event, True)),
             (self._session.on, "Page.navigatedWithinDocument", lambda event: self._moved.set()),
             (self._session.on, "Page.windowOpen", lambda event: self._note("A new tab was refused: there is one.")),
         ):
@@ -85,6 +90,7 @@ class BrowserPage:
         world = WORLD.replace("(START, SEED)\n", f"({START_MS}, {self._seed})\n")
         *_, frames = await asyncio.gather(
             self._send("Page.enable"),
+            self._send("Network.enable", maxTotalBufferSize=0, maxResourceBufferSize=0),
             self._send("Fetch.enable", patterns=[{"urlPattern": "*"}]),
             self._send("Page.addScriptToEvaluateOnNewDocument", source=world),
             self._send("Page.getFrameTree"),
@@ -126,8 +132,9 @@ class BrowserPage:
         for _ in range(MOST_HOPS):
             with contextlib.suppress(_Gone):
                 view = await self._in_tree(TREE, most=self._config.elements + 1, look=MOST_LOOKED)
-                break
-            await self._settle()  # it has just gone on to another page
+                if not self._fetching:  # reading lays the page out, and that asks for its pictures
+                    break
+            await self._settle()  # it has just gone on to another page, or pictures are on their way
         if self._failure is not None:
             raise self._failure
         if view is None:
@@ -194,7 +201,7 @@ class BrowserPage:
             arguments = json.dumps([self._actions, TICK_MS, patience_s * 1e3, late in self._notes])
             going = self._begin(self.evaluate(f"window.__advance?.(...{arguments})"))
             await asyncio.wait((going,), timeout=patience_s)
-            if not going.done() and self._loading:  # until the next page is there, this one may not answer
+            if not going.done() and not self._still.is_set():  # until the next page is there, this one may not answer
                 await self._stop(late)
             with contextlib.suppress(_Gone):
                 await going
@@ -207,6 +214,7 @@ class BrowserPage:
         with contextlib.suppress(_Gone):
             await self._send("Page.stopLoading")
         self._loading.clear()
+        self._fetching.clear()
         self._still.set()
 
     async def _answer(self, event: dict[str, Any]) -> None:
@@ -264,7 +272,24 @@ class BrowserPage:
         if event["frameId"] == self._frame:
             self._moved.set()
         self._loading.discard(event["frameId"]) if still else self._loading.add(event["frameId"])
-        self._still.clear() if self._loading else self._still.set()
+        self._wake()
+
+    def _fetches(self, event: dict[str, Any], still: bool) -> None:
+        """Notes that a picture, a sheet or a font is asked for, or has come or will not come."""
+        if still:
+            self._fetching.discard(event["requestId"])
+        elif event.get("type") in ("Image", "Stylesheet", "Font"):
+            self._fetching.add(event["requestId"])
+        self._wake()
+
+    def _drop_fetched(self, frame: dict[str, Any]) -> None:
+        """Forgets what the page before has asked for: nobody may say any more that it came."""
+        if frame["id"] == self._frame:
+            self._fetching.clear()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._still.clear() if self._loading or self._fetching else self._still.set()
 
     def _end(self, reason: str) -> None:
         if not self._ended.done():

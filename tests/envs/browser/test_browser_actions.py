@@ -1,10 +1,13 @@
 """What actions do to a page in a real Chromium, and what the policy is shown."""
 
+import asyncio
+import base64
+
 import pytest
 
 from jaxagent.envs.browser.sites import Response
 from jaxagent.types import StopReason
-from tests.envs.browser.playing import Play
+from tests.envs.browser.playing import FAST, Play
 
 FORM = """<title>Shop</title><h1>Order</h1>
 <form action=/order method=post>
@@ -166,3 +169,54 @@ def test_the_same_actions_are_answered_the_same(browsers):
     assert len(set(first)) == 3  # the clock goes and chance goes on
     assert "code n0 n1 n2 nx" in first[1] and "nx code n0 n1 n2 nx" in first[2] and first[0].count("0.") >= 2
     assert first[1].count("Framed") == 1 and first[2].count("Framed") == 2
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
+
+
+@pytest.mark.parametrize("kind", ["content", "picture", "lazy", "sheet", "frame"])
+def test_what_a_page_shows_waits_for_its_pictures_and_sheets(browsers, kind):
+    """A click begets an element that has no size, or another one, until the site has answered."""
+    made = {
+        "content": "made.className = 'star'",
+        "picture": "made = document.createElement('img'); made.src = '/p.png'; made.alt = 'star'",
+        "lazy": "made = document.createElement('img'); made.loading = 'lazy'; made.src = '/p.png'; made.alt = 'star'",
+        "sheet": "made = document.createElement('link'); made.rel = 'stylesheet'; made.href = '/s.css'",
+        "frame": "made = document.createElement('iframe'); made.src = '/f'",
+    }[kind]
+    style = ".star { content: url(/p.png); cursor: pointer }"
+    page = f"""<style>{style}</style><p id=late hidden>star</p>
+        <button onclick="let made = document.createElement('span'); {made}; document.body.append(made)">go</button>"""
+
+    def late(response):
+        async def answer():
+            await asyncio.sleep(0.5)
+            return response
+
+        return lambda method, form: answer()
+
+    pages = {
+        "/": page,
+        "/p.png": late(Response(PICTURE, content_type="image/png")),
+        "/s.css": late(Response("#late { display: block }", content_type="text/css")),
+        "/f": late(Response(f"<style>{style}</style><span class=star></span>")),
+    }
+    with Play(browsers, pages) as play:
+        assert "star" not in play.first
+        assert "star" in play.act("click 1")
+
+
+def test_a_picture_that_never_comes_is_waited_for_once(browsers):
+    async def never():
+        await asyncio.sleep(60)
+
+    pages = {
+        "/": "<button onclick=\"document.body.append(Object.assign(new Image(), {src: '/p.png'}))\">go</button>"
+        "<button>other</button>",
+        "/p.png": lambda method, form: never(),
+    }
+    with Play(browsers, pages, **FAST) as play:
+        assert "The page has not finished loading in 2 s." in play.act("click 1")
+        assert "finished" not in play.act("click 2")
