@@ -50,7 +50,7 @@ async def always_right(self, transcript):
 # What is wrong -> (flags, methods of the attempt, the alarm).
 SINS = {
     "nothing": ((), {}, []),
-    "a learning rate far too high": (("rl.optimizer.learning_rate=0.1",), {}, ["policy_leaps"]),
+    "a learning rate far too high": (("rl.optimizer.learning_rate=0.04",), {}, ["policy_leaps"]),
     "the same with one update in a step": (
         ("rl.optimizer.learning_rate=1", "rl.updates_per_step=1"),
         {},
