@@ -272,7 +272,7 @@ class BrowserPage:
         if event["frameId"] == self._frame:
             self._moved.set()
         self._loading.discard(event["frameId"]) if still else self._loading.add(event["frameId"])
-        self._wake()
+        self._update_still()
 
     def _fetches(self, event: dict[str, Any], still: bool) -> None:
         """Notes that a picture, a sheet or a font is asked for, or has come or will not come."""
@@ -280,15 +280,15 @@ class BrowserPage:
             self._fetching.discard(event["requestId"])
         elif event.get("type") in ("Image", "Stylesheet", "Font"):
             self._fetching.add(event["requestId"])
-        self._wake()
+        self._update_still()
 
     def _drop_fetched(self, frame: dict[str, Any]) -> None:
         """Forgets what the page before has asked for: nobody may say any more that it came."""
         if frame["id"] == self._frame:
             self._fetching.clear()
-            self._wake()
+            self._update_still()
 
-    def _wake(self) -> None:
+    def _update_still(self) -> None:
         self._still.clear() if self._loading or self._fetching else self._still.set()
 
     def _end(self, reason: str) -> None:

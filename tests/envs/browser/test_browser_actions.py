@@ -222,3 +222,18 @@ def test_a_picture_that_never_comes_is_waited_for_once(browsers):
     with Play(browsers, pages, **FAST) as play:
         assert "The page has not finished loading in 2 s." in play.act("click 1")
         assert "finished" not in play.act("click 2")
+
+
+def test_what_the_page_before_asked_for_is_not_waited_for(browsers):
+    async def never():
+        await asyncio.sleep(60)
+
+    asks = "document.body.append(Object.assign(new Image(), {src: '/p.png'})); document.body.offsetWidth"
+    pages = {
+        "/": f"""<button onclick="{asks}; location = '/next'">go</button>""",
+        "/next": "<p>next",
+        "/p.png": lambda method, form: never(),
+    }
+    with Play(browsers, pages, **FAST) as play:
+        shown = play.act("click 1")
+        assert 'text "next"' in shown and "finished" not in shown
